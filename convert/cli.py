@@ -1,0 +1,100 @@
+"""mosaic-convert: a downloaded checkpoint in, a model directory out."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mosaic.convert import report
+from mosaic.convert.pipeline import convert
+from mosaic.convert.plan import ConversionPlan, make_plan
+from mosaic.convert.quantize import NonFinite
+from mosaic.convert.recipe import load_recipe
+from mosaic.format.errors import run_program
+from mosaic.format.source import Checkpoint
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def command(
+    checkpoint: Annotated[Path, typer.Argument(help="Directory of the downloaded checkpoint (BF16 or official FP8).")],
+    out: Annotated[Path, typer.Argument(help="Model directory to write.")],
+    recipe: Annotated[str, typer.Option(help="e4m3, e4m3-head, experts-only, or the path of a YAML file.")] = "e4m3",
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be written and stop; reads headers only.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Shards converted at a time.")] = os.cpu_count() or 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of another conversion.")] = False,
+    nonfinite: Annotated[NonFinite, typer.Option(help="NaN and infinite weights: refuse, or set to 0.")] = NonFinite.REFUSE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan or the summary as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Convert a Hugging Face MoE checkpoint to blockwise 128x128 E4M3, one shard per layer.
+
+    OUT can be run with mosaic-run, checked with mosaic-verify, and loaded by transformers, vLLM or SGLang. A
+    conversion that was stopped is resumed by running the same command again.
+    """
+    with Checkpoint(checkpoint) as source:
+        planned = make_plan(source, load_recipe(recipe), nonfinite)
+        for name in source.unlisted:
+            print(f"note: not listed in the index, ignored: {name}", file=sys.stderr)
+        if plan:
+            print(json.dumps(plan_json(planned), indent=1) if as_json else plan_text(planned))
+            return
+        start = time.monotonic()
+        written = convert(planned, out, workers=workers, overwrite=overwrite, quiet=quiet)
+        seconds = time.monotonic() - start
+    summary = json.loads((out / report.REPORT_FILE).read_text())["summary"]
+    if as_json:
+        print(json.dumps({"out": str(out), "written": written, "seconds": round(seconds, 3), "summary": summary}))
+        return
+    print(report.table(summary))
+    size = sum(shard.layout.nbytes for shard in planned.shards)
+    done = f"written in {seconds:.1f} s" if written else "already complete, nothing written"
+    print(f"\n{out}: {len(planned.shards)} shards, {size:,} bytes, {done}")
+
+
+def plan_json(plan: ConversionPlan) -> dict[str, object]:
+    """The plan as JSON values."""
+    return {
+        "model_type": plan.spec.model_type,
+        "recipe": plan.recipe.name,
+        "tensor_bytes": plan.tensor_bytes,
+        "shards": [
+            {"file": shard.layout.file, "nbytes": shard.layout.nbytes, "tensors": len(shard.layout.entries)}
+            for shard in plan.shards
+        ],
+        "treatments": report.plan_rows(plan),
+        "notes": report.plan_notes(plan),
+        "dropped": list(plan.dropped),
+        "unlisted": plan.checkpoint.unlisted,
+    }
+
+
+def plan_text(plan: ConversionPlan) -> str:
+    """The plan for a person."""
+    lines = [f"{plan.spec.model_type}, {len(plan.spec.layers)} layers, recipe {plan.recipe.name}", ""]
+    lines += [f"{'file':<28}{'tensors':>9}{'bytes':>18}"]
+    for shard in plan.shards:
+        lines.append(f"{shard.layout.file:<28}{len(shard.layout.entries):>9,}{shard.layout.nbytes:>18,}")
+    lines += ["", f"{'role':<18}{'part':<10}{'from':<9}{'to':<9}{'tensors':>9}{'bytes':>18}"]
+    for row in report.plan_rows(plan):
+        lines.append(
+            f"{row['role']:<18}{row['part']:<10}{row['from']:<9}{row['to']:<9}{row['tensors']:>9,}{row['nbytes']:>18,}"
+        )
+    lines += [f"note: {note}" for note in report.plan_notes(plan)]
+    lines += [f"dropped: {name}" for name in plan.dropped]
+    total = sum(shard.layout.nbytes for shard in plan.shards)
+    return "\n".join([*lines, "", f"{plan.tensor_bytes:,} bytes of tensors, {total:,} bytes of shards"])
+
+
+def main() -> None:
+    """Entry point."""
+    run_program(app)
+
+
+if __name__ == "__main__":
+    main()

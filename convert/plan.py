@@ -1,0 +1,343 @@
+"""The conversion plan: every output byte's place, known from headers before a weight byte is read.
+
+Whatever is wrong with a source's names, shapes, dtypes or configuration is refused here, before anything is written.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mosaic.convert.quantize import NonFinite
+from mosaic.convert.recipe import Recipe, Treatment
+from mosaic.format import architectures, e4m3, layout
+from mosaic.format.errors import InputError
+from mosaic.format.layout import Entry, ShardLayout, Stored
+from mosaic.format.source import Checkpoint
+from mosaic.format.spec import ModelSpec
+from mosaic.format.tensors import Part, Piece, Role, TensorSpec, scale_name
+
+FLOATS = ("BF16", "F16", "F32")
+
+#: Files that go along unchanged when the source has them.
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "LICENSE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One tensor: what is stored, from where, how. `scale` is the source's scale piece of an FP8 source tensor."""
+
+    stored: Stored
+    treatment: Treatment
+    piece: Piece
+    scale: Piece | None
+    note: str | None = None
+
+    @property
+    def passes_through(self) -> bool:
+        """FP8 in, the same codes out."""
+        return self.scale is not None and self.stored.scale is not None
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One output shard and its tensors in contract order."""
+
+    layout: ShardLayout
+    tensors: tuple[Planned, ...]
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """Everything `pipeline` needs; a function of headers, recipe and policy alone."""
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+    nonfinite: NonFinite
+    spec: ModelSpec
+    shards: tuple[ShardPlan, ...]
+    config: dict[str, Any]
+    dropped: tuple[str, ...]
+    companions: tuple[Path, ...]
+
+    @property
+    def tensors(self) -> Iterable[Planned]:
+        """Every planned tensor."""
+        return (tensor for shard in self.shards for tensor in shard.tensors)
+
+    @cached_property
+    def tensor_bytes(self) -> int:
+        """Bytes of all stored tensors, headers not counted: `metadata.total_size` of the index."""
+        return sum(entry.nbytes for shard in self.shards for entry in shard.layout.entries)
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """The content of model.safetensors.index.json."""
+        files = {entry.name: shard.layout.file for shard in self.shards for entry in shard.layout.entries}
+        return {"metadata": {"total_size": self.tensor_bytes}, "weight_map": dict(sorted(files.items()))}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the source: sha256 over its config, names, dtypes, shapes, places and file sizes."""
+        tensors = sorted(
+            (name, info.file.name, info.dtype, info.shape, info.offset)
+            for name, info in self.checkpoint.tensors.items()
+        )
+        sizes = [(file.name, file.stat().st_size) for file in self.checkpoint.files]
+        return _digest([self.checkpoint.config, tensors, sizes])
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the result: equal digests mean equal bytes in every file."""
+        shards = [
+            [hashlib.sha256(shard.layout.header).hexdigest(), [planned.piece.name for planned in shard.tensors]]
+            for shard in self.shards
+        ]
+        companions = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in self.companions]
+        return _digest([self.fingerprint, self.recipe.digest, self.nonfinite, self.config, shards, companions])
+
+
+def make_plan(checkpoint: Checkpoint, recipe: Recipe, nonfinite: NonFinite = NonFinite.REFUSE) -> ConversionPlan:
+    """Plan a conversion; InputError for everything in the source or the recipe that does not hold."""
+    config_file = checkpoint.folder / layout.CONFIG_FILE
+    architecture = architectures.find(checkpoint.config, config_file)
+    spec = architecture.parse(checkpoint.config, config_file)
+    _check_quantization_config(checkpoint)
+    contract = architecture.tensors(spec, checkpoint.config, checkpoint.tensors.keys())
+    sources = _match(checkpoint, contract)
+    treatments = {tensor.key: recipe.treatment(tensor) for tensor in contract}
+    kept = [tensor for tensor in contract if treatments[tensor.key] is not Treatment.DROP]
+    _check_drops(recipe, contract, kept)
+    refusals = _refusals(kept, sources, treatments)
+    planned = [
+        _plan_tensor(checkpoint, tensor, sources[tensor.key], treatments[tensor.key], refusals.get(tensor.key))
+        for tensor in kept
+    ]
+    shards = _shards(checkpoint, planned, len(spec.layers))
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    if any(tensor.stored.scale for tensor in planned):
+        unquantized = [tensor.stored.spec for tensor in planned if tensor.stored.scale is None]
+        config["quantization_config"] = {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "modules_to_not_convert": architecture.skip_list(unquantized),
+            "quant_method": "fp8",
+            "weight_block_size": [e4m3.BLOCK, e4m3.BLOCK],
+        }
+    dropped = tuple(tensor.name for tensor in contract if treatments[tensor.key] is Treatment.DROP)
+    companions = tuple(file for name in COMPANIONS if (file := checkpoint.folder / name).is_file())
+    return ConversionPlan(checkpoint, recipe, nonfinite, spec, shards, config, dropped, companions)
+
+
+def _match(checkpoint: Checkpoint, contract: list[TensorSpec]) -> dict[str, tuple[Piece, Piece | None]]:
+    """The source piece and scale piece of every tensor; nothing missing, double, mis-shaped or left over."""
+    names = checkpoint.tensors
+    result: dict[str, tuple[Piece, Piece | None]] = {}
+    missing: list[str] = []
+    used: set[str] = set()
+    for tensor in contract:
+        present = [piece for piece in tensor.pieces if piece.name in names]
+        if not present:
+            missing.append(" or ".join(piece.name for piece in tensor.pieces))
+            continue
+        if len(present) > 1:
+            raise InputError(
+                "a tensor stands in the checkpoint twice",
+                file=checkpoint.folder,
+                tensor=tensor.name,
+                found=" and ".join(piece.name for piece in present),
+                expected="one of them",
+                remedy="download the checkpoint again into an empty directory",
+            )
+        piece = present[0]
+        scale = _scale_piece(checkpoint, piece)
+        _check_shape(checkpoint, piece)
+        used.add(piece.name)
+        if scale:
+            _check_shape(checkpoint, scale)
+            used.add(scale.name)
+        result[tensor.key] = (piece, scale)
+    if missing:
+        raise _names_differ(checkpoint, "the checkpoint lacks tensors", missing, "finish the download")
+    if unknown := [name for name in names if name not in used]:
+        remedy = "Mosaic converts only what it knows how to place; check model_type and the source of these tensors"
+        raise _names_differ(checkpoint, "the checkpoint holds tensors no rule covers", unknown, remedy)
+    return result
+
+
+def _scale_piece(checkpoint: Checkpoint, piece: Piece) -> Piece | None:
+    """The scales of an FP8 piece; None if it is not FP8."""
+    info = checkpoint.tensors[piece.name]
+    if info.dtype in FLOATS:
+        return None
+    if info.dtype != "F8_E4M3":
+        raise InputError(
+            "a tensor has a dtype Mosaic does not convert",
+            file=info.file,
+            tensor=piece.name,
+            found=info.dtype,
+            expected="BF16, F16, F32, or F8_E4M3 with scales",
+            remedy="use the BF16 checkpoint or the official FP8 release",
+        )
+    name = scale_name(piece.name)
+    scale = checkpoint.tensors.get(name)
+    if scale is None or scale.dtype not in FLOATS:
+        raise InputError(
+            "an FP8 weight has no usable scales",
+            file=info.file,
+            tensor=piece.name,
+            found=f"{name} in {scale.dtype}" if scale else f"no {name}",
+            expected=f"{name} in BF16, F16 or F32",
+            remedy="download the checkpoint again; a weight without its scales means nothing",
+        )
+    if len(piece.shape) < 2:
+        raise _mis_shaped(checkpoint, piece.name, "an FP8 matrix")
+    shape = (*piece.shape[:-2], *e4m3.grid(piece.shape[-2:]))
+    rows = piece.rows
+    if rows and any(row % e4m3.BLOCK for row in rows):
+        raise _mis_shaped(checkpoint, piece.name, f"fused FP8 parts of a multiple of {e4m3.BLOCK} rows")
+    return Piece(name, shape, piece.index, (rows[0] // e4m3.BLOCK, rows[1] // e4m3.BLOCK) if rows else None)
+
+
+def _plan_tensor(
+    checkpoint: Checkpoint, tensor: TensorSpec, source: tuple[Piece, Piece | None], treatment: Treatment, refused: str | None
+) -> Planned:
+    """How one tensor is stored; `refused` says why it cannot be E4M3, if so."""
+    piece, scale = source
+    dtype, note = checkpoint.dtype(piece), None
+    if treatment in (Treatment.BF16, Treatment.F32):
+        dtype = treatment.name
+    elif scale and refused:
+        dtype, treatment, note = "BF16", Treatment.BF16, f"dequantised: {refused}"
+    elif treatment is Treatment.E4M3 and refused:
+        treatment, note = Treatment.KEEP, f"kept: {refused}"
+    elif treatment is Treatment.E4M3:
+        dtype = "F8_E4M3"
+    scales = Entry(tensor.scale_name, "BF16", e4m3.grid(tensor.shape)) if dtype == "F8_E4M3" else None
+    return Planned(Stored(tensor, Entry(tensor.name, dtype, tensor.shape), scales), treatment, piece, scale, note)
+
+
+def _refusals(
+    contract: list[TensorSpec], sources: dict[str, tuple[Piece, Piece | None]], treatments: dict[str, Treatment]
+) -> dict[str, str]:
+    """Why tensors that would be E4M3 cannot be: ragged themselves, or merged by engines with one that is."""
+    wanted = [tensor for tensor in contract if treatments[tensor.key] is Treatment.E4M3 or sources[tensor.key][1]]
+    ragged = {tensor.key: tensor for tensor in wanted if not e4m3.whole_blocks(tensor.shape)}
+    fusions = {tensor.fusion for tensor in ragged.values() if tensor.fusion}
+    merged = {tensor.key: "merged with a ragged tensor by engines" for tensor in wanted if tensor.fusion in fusions}
+    return merged | dict.fromkeys(ragged, f"not a whole number of {e4m3.BLOCK}x{e4m3.BLOCK} blocks")
+
+
+def _shards(checkpoint: Checkpoint, tensors: list[Planned], num_layers: int) -> tuple[ShardPlan, ...]:
+    """Group by file; where a shard passes scales through that are not bfloat16, all its scales are F32."""
+    groups: dict[str, list[Planned]] = defaultdict(list)
+    for planned in tensors:
+        groups[layout.file_of(planned.stored.spec, num_layers)].append(planned)
+    shards = []
+    for file, group in groups.items():
+        passed = {checkpoint.dtype(planned.scale) for planned in group if planned.scale and planned.passes_through}
+        if passed - {"BF16"}:
+            group = [replace(planned, stored=_wide_scales(planned.stored)) for planned in group]
+        _check_experts(checkpoint, group)
+        shards.append(ShardPlan(layout.shard_layout(file, [planned.stored for planned in group]), tuple(group)))
+    return tuple(shards)
+
+
+def _wide_scales(stored: Stored) -> Stored:
+    return replace(stored, scale=replace(stored.scale, dtype="F32")) if stored.scale else stored
+
+
+def _check_experts(checkpoint: Checkpoint, group: list[Planned]) -> None:
+    experts = [planned for planned in group if planned.stored.spec.role is Role.ROUTED_EXPERTS]
+    if len({planned.stored.weight.dtype for planned in experts}) > 1:
+        raise InputError(
+            "the experts of one layer would be stored in different dtypes",
+            file=checkpoint.folder,
+            tensor=experts[0].stored.spec.name,
+            found=", ".join(sorted({planned.stored.weight.dtype for planned in experts})),
+            expected="one dtype for all experts of a layer: engines load them as one stack",
+            remedy="use a recipe that treats routed_experts as e4m3 or bf16",
+        )
+
+
+def _check_quantization_config(checkpoint: Checkpoint) -> None:
+    """An already quantised source must be block FP8 with our block size; anything else would be misread."""
+    quantization = checkpoint.config.get("quantization_config")
+    if quantization is None:
+        return
+    expected = {"quant_method": "fp8", "weight_block_size": [e4m3.BLOCK, e4m3.BLOCK]}
+    found = quantization if isinstance(quantization, dict) else {}
+    if any(found.get(key) != value for key, value in expected.items()) or found.get("fmt", "e4m3") != "e4m3":
+        raise InputError(
+            "the checkpoint is quantised in a way Mosaic does not read",
+            file=checkpoint.folder / layout.CONFIG_FILE,
+            found={key: found.get(key) for key in (*expected, "fmt")},
+            expected={**expected, "fmt": "e4m3"},
+            remedy="use the BF16 checkpoint or the official block-FP8 release",
+        )
+
+
+def _check_drops(recipe: Recipe, contract: list[TensorSpec], kept: list[TensorSpec]) -> None:
+    for part in (Part.VISION, Part.MTP):
+        whole, rest = (sum(tensor.part is part for tensor in tensors) for tensors in (contract, kept))
+        if rest not in (0, whole):
+            raise InputError(
+                f"recipe {recipe.name} drops half a part",
+                file=recipe.file,
+                found=f"{whole - rest} of {whole} tensors of part {part} dropped",
+                expected="all of them or none",
+                remedy=f"write `- part: {part}` with `treatment: drop` and no role",
+            )
+
+
+def _check_shape(checkpoint: Checkpoint, piece: Piece) -> None:
+    if checkpoint.tensors[piece.name].shape != piece.shape:
+        raise _mis_shaped(checkpoint, piece.name, f"{list(piece.shape)} by {layout.CONFIG_FILE}")
+
+
+def _mis_shaped(checkpoint: Checkpoint, name: str, expected: str) -> InputError:
+    info = checkpoint.tensors[name]
+    return InputError(
+        "a tensor has the wrong shape",
+        file=info.file,
+        tensor=name,
+        found=list(info.shape),
+        expected=expected,
+        remedy="config.json and weights must belong together: download both again",
+    )
+
+
+def _names_differ(checkpoint: Checkpoint, problem: str, names: list[str], remedy: str) -> InputError:
+    names = list(dict.fromkeys(names))
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    place = checkpoint.tensors[names[0]].file if names[0] in checkpoint.tensors else checkpoint.folder
+    return InputError(
+        problem,
+        file=place,
+        tensor=shown,
+        found=f"{len(names)} such tensors",
+        expected=f"exactly the tensors that {layout.CONFIG_FILE} calls for",
+        remedy=remedy,
+    )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

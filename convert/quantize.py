@@ -1,0 +1,127 @@
+"""Turns slices of source values into stored bytes and counts the error made. Knows nothing of files.
+
+The codes come from the native encoder, scales and statistics from numpy; the result is bit-equal to the reference in
+`mosaic.format.e4m3` (tests/convert/test_quantize.py).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, log10
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic import _native
+from mosaic.format import e4m3
+from mosaic.format.errors import InputError
+
+
+class NonFinite(StrEnum):
+    """What to do about weights that are NaN or infinite."""
+
+    REFUSE = "refuse"
+    ZERO = "zero"
+
+
+@dataclass
+class ErrorSums:
+    """Running error of one tensor: stored value against source value."""
+
+    count: int = 0
+    signal: float = 0.0  # sum of squares of the source
+    noise: float = 0.0  # sum of squares of the difference
+    max_abs_error: float = 0.0
+    zeroed: int = 0  # weights that are not 0 and became 0
+    nonfinite: int = 0  # weights that were set to 0 on request
+    scale_min: float = inf
+    scale_max: float = 0.0
+
+    def add_values(self, source: NDArray[np.float32], stored: NDArray[np.float32]) -> None:
+        """Count one slice; both float32 of the same shape."""
+        difference = stored - source
+        self.count += source.size
+        self.signal += float(np.square(source, dtype=np.float64).sum())
+        self.noise += float(np.square(difference, dtype=np.float64).sum())
+        self.max_abs_error = max(self.max_abs_error, float(np.abs(difference).max(initial=0.0)))
+        self.zeroed += int(np.count_nonzero((stored == 0) & (source != 0)))
+
+    def add_scales(self, scales: NDArray[Any]) -> None:
+        """Count the scales of one slice."""
+        values = scales.astype(np.float32)
+        self.scale_min = min(self.scale_min, float(values.min()))
+        self.scale_max = max(self.scale_max, float(values.max()))
+
+    @property
+    def relative_l2(self) -> float:
+        """|stored - source| / |source|, Euclidean."""
+        return float((self.noise / self.signal) ** 0.5) if self.signal else 0.0
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal to quantization noise in dB; None where there is no noise."""
+        return 10 * log10(self.signal / self.noise) if self.noise and self.signal else None
+
+
+def quantize(values: NDArray[np.float32], sums: ErrorSums) -> tuple[e4m3.Codes, e4m3.Scales]:
+    """Codes and bfloat16 scales of finite float32 values [rows, columns], both multiples of the block."""
+    blocks = e4m3.to_blocks(values)
+    scales = e4m3.block_scales(np.abs(blocks).max(axis=(1, 3)))
+    spread = scales.astype(np.float32)[:, None, :, None]
+    codes = np.empty(blocks.shape, np.uint8)
+    _native.e4m3_encode(np.ascontiguousarray(blocks / spread), codes)
+    stored = np.empty(blocks.shape, np.float32)
+    _native.e4m3_decode(codes, stored)
+    stored *= spread
+    scales[~(codes & 0x7F).any(axis=(1, 3))] = 1.0
+    sums.add_values(values, stored.reshape(values.shape))
+    sums.add_scales(scales)
+    return codes.reshape(values.shape), scales
+
+
+def finite(values: NDArray[Any], policy: NonFinite, sums: ErrorSums, where: "Location") -> NDArray[np.float32]:
+    """Values as float32, without NaN and infinity: refused, or set to 0 and counted."""
+    result = values.astype(np.float32)
+    bad = ~np.isfinite(result)
+    if bad.any():
+        if policy is NonFinite.REFUSE:
+            raise where.refusal(bad, result)
+        sums.nonfinite += int(np.count_nonzero(bad))
+        result[bad] = 0.0
+    return result
+
+
+def sound_codes(codes: e4m3.Codes, policy: NonFinite, sums: ErrorSums, where: "Location") -> e4m3.Codes:
+    """Codes of an FP8 source without NaN codes: refused, or set to the code of 0 and counted."""
+    bad = (codes & 0x7F) == e4m3.NAN_CODES[0]
+    if bad.any():
+        if policy is NonFinite.REFUSE:
+            raise where.refusal(bad, codes)
+        sums.nonfinite += int(np.count_nonzero(bad))
+        codes = np.where(bad, np.uint8(0), codes)
+    return codes
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a slice comes from, for errors: file, source tensor and first row of the slice."""
+
+    file: str
+    tensor: str
+    first_row: int
+
+    def refusal(self, bad: NDArray[np.bool_], values: NDArray[Any]) -> InputError:
+        """The error for the first bad element of a slice."""
+        position = tuple(int(axis[0]) for axis in np.nonzero(bad))
+        value = values[position]
+        shown = f"code 0x{value:02X}" if values.dtype == np.uint8 else str(value)
+        row = (position[0] + self.first_row, *position[1:])
+        block = f", block ({row[0] // e4m3.BLOCK}, {row[1] // e4m3.BLOCK})" if len(row) == 2 else ""
+        return InputError(
+            "the source holds weights that are not numbers",
+            file=self.file,
+            tensor=self.tensor,
+            found=f"{shown} at {list(row)}{block}; {np.count_nonzero(bad)} in this slice",
+            expected="finite weights",
+            remedy="download the file again; if it is really so, --nonfinite zero sets them to 0 and reports it",
+        )

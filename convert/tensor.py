@@ -1,0 +1,99 @@
+"""Converts one tensor slice by slice: source values in, stored bytes out, errors counted."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.convert.plan import Planned
+from mosaic.convert.quantize import ErrorSums, Location, NonFinite, finite, quantize, sound_codes
+from mosaic.convert.recipe import Treatment
+from mosaic.format import e4m3
+from mosaic.format.errors import InputError
+from mosaic.format.source import NUMPY, Checkpoint
+
+SLICE_WEIGHTS = 1 << 20  # about 20 MB of scratch; the slices are part of the report's arithmetic, so they are fixed
+
+
+class TensorConversion:
+    """The bytes of one planned tensor. Take all `chunks` first, then `scale_bytes` and `sums`."""
+
+    def __init__(self, checkpoint: Checkpoint, planned: Planned, policy: NonFinite) -> None:
+        self.sums = ErrorSums()
+        self._checkpoint = checkpoint
+        self._planned = planned
+        self._policy = policy
+        self._scales: list[NDArray[Any]] = []
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The stored weight, in order."""
+        planned = self._planned
+        source_scales = self._read_scales() if planned.scale else None
+        for first, last in _slices(planned.stored.spec.shape):
+            values = self._checkpoint.read(planned.piece, (first, last))
+            where = Location(self._checkpoint.tensors[planned.piece.name].file.name, planned.piece.name, first)
+            if source_scales is not None:
+                codes = sound_codes(values, self._policy, self.sums, where)
+                block_rows = source_scales[first // e4m3.BLOCK : -(-last // e4m3.BLOCK)]
+                yield _bytes(self._from_fp8(codes, block_rows))
+            elif planned.stored.scale:
+                codes, scales = quantize(finite(values, self._policy, self.sums, where), self.sums)
+                self._scales.append(scales)
+                yield _bytes(codes)
+            else:
+                yield _bytes(self._from_floats(values, where))
+
+    def scale_bytes(self) -> bytes:
+        """The stored scales: [ceil(N/128), ceil(K/128)] in the planned dtype."""
+        assert self._planned.stored.scale
+        return np.concatenate(self._scales).astype(NUMPY[self._planned.stored.scale.dtype]).tobytes()
+
+    def _from_fp8(self, codes: e4m3.Codes, scales: NDArray[Any]) -> NDArray[Any]:
+        """Codes as they are, or dequantised in float32 where they cannot stay."""
+        self.sums.add_scales(scales)
+        if self._planned.passes_through:
+            self._scales.append(scales)
+            return codes
+        values = e4m3.dequantize(codes, scales)
+        stored = values.astype(NUMPY[self._planned.stored.weight.dtype])
+        self.sums.add_values(values, stored.astype(np.float32))
+        return stored
+
+    def _from_floats(self, values: NDArray[Any], where: Location) -> NDArray[Any]:
+        """Kept byte for byte, or converted to another float type."""
+        numbers = finite(values, self._policy, self.sums, where)
+        if self._planned.treatment is Treatment.KEEP and not self.sums.nonfinite:
+            return values
+        stored = numbers.astype(NUMPY[self._planned.stored.weight.dtype])
+        self.sums.add_values(numbers, stored.astype(np.float32))
+        return stored
+
+    def _read_scales(self) -> NDArray[Any]:
+        assert self._planned.scale
+        scales = self._checkpoint.read(self._planned.scale)
+        values = scales.astype(np.float32)
+        bad = ~(np.isfinite(values) & (values > 0))
+        if bad.any():
+            block = tuple(int(axis[0]) for axis in np.nonzero(bad))
+            raise InputError(
+                "an FP8 source has a scale that means nothing",
+                file=self._checkpoint.tensors[self._planned.scale.name].file,
+                tensor=self._planned.scale.name,
+                found=f"{values[block]} for block {block}; {np.count_nonzero(bad)} such scales",
+                expected="finite scales above 0",
+                remedy="download the file again, or convert the BF16 checkpoint",
+            )
+        return scales
+
+
+def _slices(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Row ranges of about SLICE_WEIGHTS weights, cut between blocks."""
+    row = int(np.prod(shape[1:], dtype=np.int64)) or 1
+    step = max(SLICE_WEIGHTS // row // e4m3.BLOCK, 1) * e4m3.BLOCK
+    for first in range(0, shape[0], step):
+        yield first, min(first + step, shape[0])
+
+
+def _bytes(values: NDArray[Any]) -> memoryview:
+    return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))

@@ -1,0 +1,337 @@
+"""Checks every numbered invariant of docs/FORMAT.md on a finished model directory. Reads each byte once."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mosaic.convert.report import REPORT_FILE, REPORT_VERSION
+from mosaic.format import architectures, e4m3, index, layout
+from mosaic.format.catalog import Catalog, read_catalog
+from mosaic.format.errors import InputError
+from mosaic.format.layout import Entry, ShardLayout, Stored
+from mosaic.format.shard import TensorInfo, read_header
+from mosaic.format.source import NUMPY, read_json
+from mosaic.format.tensors import Role, TensorSpec
+
+CHUNK = 1 << 22
+MOST = 5  # failures of one invariant that are shown
+
+
+@dataclass
+class Result:
+    """What became of one invariant."""
+
+    invariant: str
+    title: str
+    failures: list[str] = field(default_factory=list)
+    checked: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Checked and found true."""
+        return self.checked and not self.failures
+
+
+def verify(folder: Path, progress: Callable[[int], object] = lambda _: None) -> list[Result]:
+    """Check every invariant; InputError if the directory is not a Mosaic model directory at all.
+
+    Invariants that cannot be judged because the files are damaged beyond reading are reported as not checked.
+    """
+    if not (folder / "mosaic.json").is_file():
+        read_catalog(folder)
+    model = _Model(folder, progress)
+    results: list[Result] = []
+    for check in _CHECKS:
+        name, title = (check.__doc__ or "").split(" ", 1)
+        result = Result(name, title.rstrip("."))
+        results.append(result)
+        if any(done.failures and done.invariant in ("V1", "V4", "V6") for done in results):
+            result.checked = False
+            continue
+        try:
+            failures = iter(check(model))
+            result.failures = [failure for failure, _ in zip(failures, range(MOST), strict=False)]
+        except InputError as error:
+            result.failures = [str(error)]
+    return results
+
+
+class _Model:
+    """A model directory as the checks see it; parts are read when first asked for."""
+
+    def __init__(self, folder: Path, progress: Callable[[int], object]) -> None:
+        self.folder = folder
+        self.progress = progress
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        return read_catalog(self.folder)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.folder / layout.CONFIG_FILE)
+
+    @cached_property
+    def architecture(self) -> architectures.Architecture:
+        return architectures.find(self.config, self.folder / layout.CONFIG_FILE)
+
+    @cached_property
+    def headers(self) -> dict[str, dict[str, TensorInfo]]:
+        shards = sorted(name for name in self.catalog.files if name.endswith(".safetensors"))
+        return {name: read_header(self.folder / name) for name in shards}
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        return {name: info for header in self.headers.values() for name, info in header.items()}
+
+    @cached_property
+    def contract(self) -> list[TensorSpec]:
+        return self.architecture.tensors(self.catalog.spec, self.config, self.tensors.keys())
+
+    @cached_property
+    def stored(self) -> list[Stored]:
+        def entry(name: str) -> Entry:
+            return Entry(name, self.tensors[name].dtype, self.tensors[name].shape)
+
+        return [
+            Stored(spec, entry(spec.name), entry(spec.scale_name) if spec.scale_name in self.tensors else None)
+            for spec in self.contract
+        ]
+
+    @cached_property
+    def layouts(self) -> dict[str, ShardLayout]:
+        groups: dict[str, list[Stored]] = {}
+        for stored in self.stored:
+            groups.setdefault(layout.file_of(stored.spec, len(self.catalog.spec.layers)), []).append(stored)
+        return {file: layout.shard_layout(file, group) for file, group in groups.items()}
+
+    @cached_property
+    def experts(self) -> dict[tuple[int, int], list[Stored]]:
+        groups: dict[tuple[int, int], list[Stored]] = {}
+        for stored in self.stored:
+            spec = stored.spec
+            if spec.role is Role.ROUTED_EXPERTS and spec.layer is not None and spec.expert is not None:
+                groups.setdefault((spec.layer, spec.expert), []).append(stored)
+        return groups
+
+    def values(self, name: str) -> np.ndarray[Any, Any]:
+        info = self.tensors[name]
+        with info.file.open("rb") as stream:
+            stream.seek(info.offset)
+            return np.frombuffer(stream.read(info.nbytes), NUMPY[info.dtype]).reshape(info.shape)
+
+
+def _catalog(model: _Model) -> Iterator[str]:
+    """V1 The catalog has the known version, exactly the known keys and a spec that parses."""
+    yield from () if model.catalog else ()
+
+
+def _files(model: _Model) -> Iterator[str]:
+    """V2 Every file of the catalog is there with its size and sha256, and no other shard."""
+    for name, record in model.catalog.files.items():
+        file = model.folder / name
+        if not file.is_file():
+            yield f"{name}: absent"
+            continue
+        digest, size = hashlib.sha256(), 0
+        with file.open("rb") as stream:
+            while data := stream.read(CHUNK):
+                digest.update(data)
+                size += len(data)
+                model.progress(len(data))
+        if (size, digest.hexdigest()) != (record.nbytes, record.sha256):
+            yield f"{name}: {size} bytes, sha256 {digest.hexdigest()}; expected {record.nbytes}, {record.sha256}"
+    for file in sorted(model.folder.glob("*.safetensors")):
+        if file.name not in model.catalog.files:
+            yield f"{file.name}: not in the catalog"
+
+
+def _sound(model: _Model) -> Iterator[str]:
+    """V4 Every shard is a sound safetensors file."""
+    yield from () if model.headers else ["no shards"]
+
+
+def _spec(model: _Model) -> Iterator[str]:
+    """V3 The catalog's spec is the one config.json gives."""
+    spec = model.architecture.parse(model.config, model.folder / layout.CONFIG_FILE)
+    if spec != model.catalog.spec:
+        yield f"{spec} by config.json; the catalog has {model.catalog.spec}"
+
+
+def _page(model: _Model) -> Iterator[str]:
+    """V5 The data of every shard starts on a page."""
+    for name, header in model.headers.items():
+        start = min((info.offset for info in header.values()), default=0)
+        if start % layout.PAGE:
+            yield f"{name}: data starts at byte {start}"
+
+
+def _complete(model: _Model) -> Iterator[str]:
+    """V6 Shards, index and contract hold the same tensors, once each, as they should be."""
+    weight_map = read_json(model.folder / layout.INDEX_FILE)
+    listed, metadata = weight_map.get("weight_map", {}), weight_map.get("metadata", {})
+    held = [(name, file) for file, header in model.headers.items() for name in header]
+    if sorted(held) != sorted(listed.items()):
+        yield f"index and shards differ: {sorted(set(held) ^ set(listed.items()))[:3]}"
+    if len(model.tensors) != len(held):
+        yield "a tensor stands in two shards"
+    total = sum(info.nbytes for info in model.tensors.values())
+    if metadata.get("total_size") != total:
+        yield f"total_size {metadata.get('total_size')}; the tensors have {total} bytes"
+    scales = {spec.scale_name for spec in model.contract if spec.scale_name in model.tensors}
+    if unknown := sorted(model.tensors.keys() - {spec.name for spec in model.contract} - scales):
+        yield f"tensors outside the contract: {unknown[:3]}"
+    for spec in model.contract:
+        info = model.tensors.get(spec.name)
+        file = layout.file_of(spec, len(model.catalog.spec.layers))
+        if info is None:
+            yield f"{spec.name}: absent"
+        elif (info.shape, info.file.name) != (spec.shape, file):
+            yield f"{spec.name}: {info.shape} in {info.file.name}; expected {spec.shape} in {file}"
+
+
+def _order(model: _Model) -> Iterator[str]:
+    """V7 The tensors of every shard stand in the order of the format."""
+    for file, expected in model.layouts.items():
+        found = sorted(model.headers[file], key=lambda name: model.tensors[name].offset)
+        wrong = (pair for pair in zip(found, expected.entries, strict=True) if pair[0] != pair[1].name)
+        if first := next(wrong, None):
+            yield f"{file}: {first[0]} where {first[1].name} should stand"
+
+
+def _aligned(model: _Model) -> Iterator[str]:
+    """V8 Every expert span of whole blocks starts on a multiple of 4096."""
+    for members in model.experts.values():
+        offset = model.tensors[members[0].weight.name].offset
+        if all(e4m3.whole_blocks(member.spec.shape) for member in members) and offset % layout.PAGE:
+            yield f"{members[0].weight.name}: at byte {offset}"
+
+
+def _scales(model: _Model) -> Iterator[str]:
+    """V9 Every E4M3 tensor is whole blocks with scales of its grid, one scale dtype per shard; nothing else has any."""
+    dtypes: dict[str, set[str]] = {}
+    for stored in model.stored:
+        name, quantized = stored.weight.name, stored.weight.dtype == "F8_E4M3"
+        if quantized != (stored.scale is not None):
+            yield f"{name}: {stored.weight.dtype} {'with' if stored.scale else 'without'} scales"
+        elif quantized and not e4m3.whole_blocks(stored.spec.shape):
+            yield f"{name}: E4M3 of shape {stored.spec.shape}"
+        elif stored.scale:
+            dtypes.setdefault(model.tensors[name].file.name, set()).add(stored.scale.dtype)
+            if stored.scale.shape != e4m3.grid(stored.spec.shape):
+                yield f"{stored.scale.name}: {stored.scale.shape}; expected {e4m3.grid(stored.spec.shape)}"
+    yield from (f"{file}: scales in {found}" for file, found in dtypes.items() if found not in ({"BF16"}, {"F32"}))
+
+
+def _codes(model: _Model) -> Iterator[str]:
+    """V10 No code is NaN."""
+    for stored in model.stored:
+        if stored.scale:
+            bad = (model.values(stored.weight.name) & 0x7F) == e4m3.NAN_CODES[0]
+            if bad.any():
+                yield f"{stored.weight.name}: {np.count_nonzero(bad)} NaN codes"
+
+
+def _finite_scales(model: _Model) -> Iterator[str]:
+    """V11 Every scale is finite and above 0."""
+    for stored in model.stored:
+        if stored.scale:
+            scales = model.values(stored.scale.name).astype(np.float32)
+            if not (np.isfinite(scales) & (scales > 0)).all():
+                yield f"{stored.scale.name}: from {scales.min()} to {scales.max()}"
+
+
+def _alike(model: _Model) -> Iterator[str]:
+    """V12 The experts of a layer, and linears that engines merge, have one dtype."""
+    groups: dict[str, set[str]] = {}
+    for stored in model.stored:
+        if stored.spec.fusion:
+            groups.setdefault(stored.spec.fusion, set()).add(stored.weight.dtype)
+    yield from (f"{group}: {sorted(dtypes)}" for group, dtypes in groups.items() if len(dtypes) > 1)
+
+
+def _config(model: _Model) -> Iterator[str]:
+    """V13 config.json describes the quantization exactly."""
+    found = model.config.get("quantization_config")
+    unquantized = [stored.spec for stored in model.stored if stored.scale is None]
+    expected = {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": model.architecture.skip_list(unquantized),
+        "quant_method": "fp8",
+        "weight_block_size": [e4m3.BLOCK, e4m3.BLOCK],
+    }
+    if found != (expected if len(unquantized) < len(model.stored) else None):
+        yield f"quantization_config is {found!r:.200}"
+
+
+def _index_rows(model: _Model) -> Iterator[str]:
+    """V14 experts.npy has one row per routed expert and agrees with the headers."""
+    rows = index.read_index(model.folder / index.EXPERTS_FILE)
+    expected = [_expected_row(model, key, members) for key, members in sorted(model.experts.items())]
+    if len(rows) != len(expected):
+        yield f"{len(rows)} rows; expected {len(expected)}"
+    for row, wanted in zip(rows, expected, strict=False):
+        if row.tolist()[:-1] != wanted:
+            yield f"layer {row['layer']} expert {row['expert']}: {row.tolist()[:-1]}; expected {wanted}"
+
+
+def _expected_row(model: _Model, key: tuple[int, int], members: list[Stored]) -> tuple[Any, ...]:
+    weights = [model.tensors[member.weight.name] for member in members]
+    scales = [model.tensors[member.scale.name] for member in members if member.scale]
+    return (
+        *key,
+        weights[0].file.name.encode(),
+        weights[0].dtype.encode(),
+        scales[0].dtype.encode() if scales else index.NO_SCALES.encode(),
+        weights[0].offset,
+        *(weight.nbytes for weight in weights),
+        scales[0].offset if scales else 0,
+        sum(scale.nbytes for scale in scales),
+    )
+
+
+def _checksums(model: _Model) -> Iterator[str]:
+    """V15 Every CRC of experts.npy agrees with the bytes."""
+    for row in index.read_index(model.folder / index.EXPERTS_FILE):
+        with (model.folder / row["shard"].decode()).open("rb") as stream:
+            span = int(row["gate_nbytes"] + row["up_nbytes"] + row["down_nbytes"])
+            crc = index.crc32c(os.pread(stream.fileno(), span, int(row["offset"])))
+            crc = index.crc32c(os.pread(stream.fileno(), int(row["scale_nbytes"]), int(row["scale_offset"])), crc)
+        if crc != row["crc32c"]:
+            yield f"layer {row['layer']} expert {row['expert']}: CRC {crc:08x}; expected {row['crc32c']:08x}"
+
+
+def _report(model: _Model) -> Iterator[str]:
+    """V16 report.json has one entry per weight."""
+    report = read_json(model.folder / REPORT_FILE)
+    names = [entry.get("name") for entry in report.get("tensors", [])]
+    expected = [stored.weight.name for stored in model.stored]
+    if report.get("version") != REPORT_VERSION or sorted(names) != sorted(expected):
+        yield f"version {report.get('version')}, {len(names)} entries; expected {REPORT_VERSION}, {len(expected)}"
+
+
+_CHECKS = (
+    _catalog,
+    _files,
+    _spec,
+    _sound,
+    _page,
+    _complete,
+    _order,
+    _aligned,
+    _scales,
+    _codes,
+    _finite_scales,
+    _alike,
+    _config,
+    _index_rows,
+    _checksums,
+    _report,
+)

@@ -1,0 +1,49 @@
+"""The model families, one file each, named by model_type: the only place that knows Hugging Face tensor names."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Protocol
+
+from mosaic.format.architectures import qwen3_5_moe, qwen3_moe, qwen3_next
+from mosaic.format.errors import InputError
+from mosaic.format.spec import ModelSpec
+from mosaic.format.tensors import TensorSpec
+
+
+class Architecture(Protocol):
+    """What an architecture file offers."""
+
+    MODEL_TYPES: tuple[str, ...]
+
+    @staticmethod
+    def parse(config: dict[str, Any], file: Path) -> ModelSpec:
+        """The spec of a config.json; InputError for what Mosaic cannot run faithfully."""
+
+    @staticmethod
+    def tensors(spec: ModelSpec, config: dict[str, Any], names: Collection[str]) -> list[TensorSpec]:
+        """The tensors a checkpoint must consist of, in output order, given the names it lists.
+
+        The names decide between equally legal layouts and whether the optional parts (vision, MTP) are there.
+        """
+
+    @staticmethod
+    def skip_list(unquantized: list[TensorSpec]) -> list[str]:
+        """`modules_to_not_convert` for the tensors that are not stored as E4M3."""
+
+
+_FAMILIES: tuple[Architecture, ...] = (qwen3_5_moe, qwen3_next, qwen3_moe)
+
+
+def find(config: dict[str, Any], file: Path) -> Architecture:
+    """The architecture of a config.json by its top-level model_type."""
+    for family in _FAMILIES:
+        if config.get("model_type") in family.MODEL_TYPES:
+            return family
+    known = ", ".join(name for family in _FAMILIES for name in family.MODEL_TYPES)
+    raise InputError(
+        "this model family is not supported",
+        file=file,
+        found=f"model_type {config.get('model_type')!r}",
+        expected=known,
+        remedy="convert a checkpoint of one of these families; Mosaic runs no other",
+    )

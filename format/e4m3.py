@@ -1,0 +1,94 @@
+"""Blockwise E4M3: codes and scales, the reference in numpy. Nothing else in Mosaic knows 128 or 448.
+
+A matrix W [N, K] is a grid of 128x128 blocks (partial ones at the right and bottom edge); a block holds one code
+per weight and one scale, and W ~ code value * scale, exactly representable in float32. Rule `amax`: the scale is
+amax / 448 rounded *up* to bfloat16, so that no weight is ever clipped and quantising a dequantised matrix gives the
+same codes and scales again. docs/FORMAT.md section 3 is normative.
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 128
+E4M3_MAX = 448.0
+NAN_CODES = (0x7F, 0xFF)
+SMALLEST_NORMAL_BF16 = 2.0**-126
+
+Codes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Scales = NDArray[Any]  # bfloat16 or float32
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+VALUES: Floats = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+VALUES.setflags(write=False)
+
+
+def decode(codes: Codes) -> Floats:
+    """The float32 value of every code; exact. The two NaN codes decode to NaN."""
+    return VALUES[codes]
+
+
+def encode(values: Floats) -> Codes:
+    """The nearest code of every float32 value, ties to even, saturating at +-448; NaN becomes a NaN code."""
+    clamped = np.clip(values, -E4M3_MAX, E4M3_MAX)
+    return clamped.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def grid(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Shape of the scale grid of a matrix [N, K]: [ceil(N / 128), ceil(K / 128)]."""
+    rows, columns = shape
+    return -(-rows // BLOCK), -(-columns // BLOCK)
+
+
+def whole_blocks(shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is a matrix of whole 128x128 blocks: only such tensors are stored as E4M3."""
+    return len(shape) == 2 and all(size > 0 and size % BLOCK == 0 for size in shape)
+
+
+def block_scales(amax: Floats) -> Scales:
+    """bfloat16 scales of blocks with the given absolute maxima (finite): amax / 448, rounded up, never subnormal."""
+    quotient = np.maximum(amax / np.float32(E4M3_MAX), np.float32(SMALLEST_NORMAL_BF16))
+    scales = _round_up(quotient)
+    short = scales.astype(np.float32) * np.float32(E4M3_MAX) < amax  # the division itself rounded down
+    return np.where(short, (scales.view(np.uint16) + np.uint16(1)).view(BFLOAT16), scales)
+
+
+def quantize(weights: Floats) -> tuple[Codes, Scales]:
+    """Codes [N, K] and bfloat16 scales [ceil(N/128), ceil(K/128)] of finite float32 weights [N, K], rule `amax`."""
+    blocks = to_blocks(weights)
+    scales = block_scales(np.abs(blocks).max(axis=(1, 3), initial=0.0))
+    codes = encode(blocks / scales.astype(np.float32)[:, None, :, None])
+    scales[~(codes & 0x7F).any(axis=(1, 3))] = 1.0  # nothing but zeros left: any scale would do, so one is fixed
+    return from_blocks(codes, weights.shape), scales
+
+
+def dequantize(codes: Codes, scales: Scales) -> Floats:
+    """Float32 weights [N, K] of codes [N, K] and scales [ceil(N/128), ceil(K/128)]."""
+    values = to_blocks(decode(codes)) * scales.astype(np.float32)[:, None, :, None]
+    return from_blocks(values, codes.shape)
+
+
+def to_blocks(matrix: NDArray[Any]) -> NDArray[Any]:
+    """[N, K] as [ceil(N/128), 128, ceil(K/128), 128], ragged edges filled with zeros."""
+    rows, columns = matrix.shape
+    block_rows, block_columns = grid(matrix.shape)
+    padding = ((0, block_rows * BLOCK - rows), (0, block_columns * BLOCK - columns))
+    if any(after for _, after in padding):
+        matrix = np.pad(matrix, padding)
+    return matrix.reshape(block_rows, BLOCK, block_columns, BLOCK)
+
+
+def from_blocks(blocks: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The inverse of `to_blocks` for a matrix of the given shape [N, K]."""
+    rows, columns = shape
+    matrix = blocks.reshape(blocks.shape[0] * BLOCK, blocks.shape[2] * BLOCK)
+    return np.ascontiguousarray(matrix[:rows, :columns])
+
+
+def _round_up(values: Floats) -> Scales:
+    """Positive float32 to the next bfloat16 that is not smaller."""
+    bits = values.view(np.uint32)
+    return ((bits + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)

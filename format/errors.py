@@ -1,0 +1,50 @@
+"""One error for everything a user can mend, and the frame every program runs in.
+
+Bad input is an `InputError`: file, tensor, found, expected, remedy; exit code 2, no traceback. Anything else that
+escapes is a bug of ours and shows its traceback.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+EXIT_CHECK_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+class InputError(Exception):
+    """The input, or what was asked for, cannot be used as it is; nothing of the user's has been changed."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: Path | str | None = None,
+        tensor: str | None = None,
+        found: object = None,
+        expected: object = None,
+        remedy: str,
+    ) -> None:
+        self.problem = problem
+        facts = (("file", file), ("tensor", tensor), ("found", found), ("expected", expected), ("remedy", remedy))
+        self.facts = {name: str(value) for name, value in facts if value is not None}
+        super().__init__("\n".join([problem, *(f"  {name + ':':<10}{value}" for name, value in self.facts.items())]))
+
+
+def run_program(program: Callable[[], object]) -> NoReturn:
+    """Run a command-line program to its exit code: 2 for an `InputError`, 130 for Ctrl-C, 0 when it returns."""
+    try:
+        program()
+        sys.stdout.flush()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output went away (`| head`): no error of ours
+        sys.stderr.close()
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(0)

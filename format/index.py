@@ -1,0 +1,69 @@
+"""experts.npy, the expert-offset index: where the bytes of every routed expert lie. A cache of the shard headers.
+
+One row per (layer, expert), sorted; the runtime reads an expert with one read of its span and one of its scales.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.format.errors import InputError
+
+EXPERTS_FILE = "experts.npy"
+NO_SCALES = "NONE"
+
+ROW = np.dtype(
+    [
+        ("layer", "<u2"),
+        ("expert", "<u2"),
+        ("shard", "S32"),
+        ("code_dtype", "S8"),
+        ("scale_dtype", "S8"),
+        ("offset", "<u8"),  # of the span: gate | up | down, from the start of the file
+        ("gate_nbytes", "<u8"),
+        ("up_nbytes", "<u8"),
+        ("down_nbytes", "<u8"),
+        ("scale_offset", "<u8"),  # of the scales: gate | up | down
+        ("scale_nbytes", "<u8"),
+        ("crc32c", "<u4"),  # of the span, continued over the scales
+    ]
+)
+
+Rows = NDArray[Any]
+
+
+def crc32c(data: bytes | memoryview, value: int = 0) -> int:
+    """CRC32C of `data`, continuing from `value`."""
+    return int(google_crc32c.extend(value, bytes(data)))
+
+
+def to_bytes(rows: list[tuple[Any, ...]]) -> bytes:
+    """Rows (in the order of ROW's columns) as the bytes of a .npy file, without pickles."""
+    stream = io.BytesIO()
+    np.save(stream, np.array(rows, dtype=ROW), allow_pickle=False)
+    return stream.getvalue()
+
+
+def read_index(file: Path) -> Rows:
+    """The rows of an index; InputError if it is not one."""
+    try:
+        rows = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _refused(file, error) from error
+    if not isinstance(rows, np.ndarray) or rows.dtype != ROW or rows.ndim != 1:
+        raise _refused(file, f"an array of {rows.dtype}, {rows.ndim} dimensions")
+    return rows
+
+
+def _refused(file: Path, found: object) -> InputError:
+    return InputError(
+        "not an expert index",
+        file=file,
+        found=found,
+        expected=f"a .npy array with the columns {', '.join(ROW.names or ())}",
+        remedy="convert the checkpoint again",
+    )

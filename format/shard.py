@@ -1,0 +1,164 @@
+"""Reads and writes safetensors files byte by byte. The `safetensors` library is the oracle in tests.
+
+The library can neither write our order and padding nor tell what is wrong with a damaged file, so both are ours.
+A header is hostile until checked: every length, offset, dtype and shape.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mosaic.format.errors import InputError
+from mosaic.format.layout import ShardLayout
+
+MAX_HEADER = 100_000_000  # the library's own limit
+_REMEDY = "the file is damaged or incomplete: download or convert it again"
+
+Bytes = bytes | memoryview
+
+#: Bytes per element of every safetensors dtype with whole bytes.
+_WIDTH = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor in a safetensors file; `offset` counts from the start of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """Every tensor of a safetensors file, from its header alone; InputError for every way it can lie."""
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(8), "little") if size >= 8 else 0
+            if not 2 <= length <= min(MAX_HEADER, size - 8):
+                raise _damaged(file, None, f"{size} bytes with a header of {length}", "a header that fits the file")
+            raw = stream.read(length)
+    except OSError as error:
+        raise InputError(
+            "cannot read a safetensors file", file=file, found=error.strerror, remedy="check the path and its rights"
+        ) from error
+    return _check(file, _parse_header(file, raw), 8 + length, size)
+
+
+def _parse_header(file: Path, raw: bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _damaged(file, twice, "a key that stands twice in the header", "every key once")
+        return table
+
+    try:
+        table = json.loads(raw, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(file, None, "a header that is not JSON", "a safetensors header") from error
+    if not isinstance(table, dict):
+        raise _damaged(file, None, "a header that is no JSON object", "a safetensors header")
+    table.pop("__metadata__", None)
+    return table
+
+
+def _check(file: Path, table: dict[str, Any], start: int, size: int) -> dict[str, TensorInfo]:
+    tensors = {name: _tensor(file, name, value, start) for name, value in table.items()}
+    position = start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if tensor.offset != position:
+            raise _damaged(file, name, f"data at byte {tensor.offset}", f"at byte {position}, without gap or overlap")
+        position += tensor.nbytes
+    if position != size:
+        raise _damaged(file, None, f"{size} bytes", f"{position} bytes by its header")
+    return tensors
+
+
+def _tensor(file: Path, name: str, value: Any, start: int) -> TensorInfo:
+    def whole_numbers(numbers: Any) -> bool:
+        return isinstance(numbers, list) and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(file, name, f"{value!r:.80}", "an object with dtype, shape and data_offsets")
+    dtype, shape, span = value["dtype"], value["shape"], value["data_offsets"]
+    if dtype not in _WIDTH:
+        raise InputError(
+            "a tensor has a dtype Mosaic does not know",
+            file=file,
+            tensor=name,
+            found=dtype,
+            expected=", ".join(_WIDTH),
+            remedy="use a checkpoint in BF16, F16, F32 or block FP8",
+        )
+    if not whole_numbers(shape) or not whole_numbers(span) or len(span) != 2 or span[0] > span[1]:
+        raise _damaged(file, name, f"shape {shape}, data_offsets {span}", "whole numbers, begin before end")
+    if prod(shape) * _WIDTH[dtype] != span[1] - span[0]:
+        raise _damaged(file, name, f"{span[1] - span[0]} bytes", f"{prod(shape) * _WIDTH[dtype]} ({dtype} {shape})")
+    return TensorInfo(file, dtype, tuple(shape), start + span[0], span[1] - span[0])
+
+
+def _damaged(file: Path, tensor: str | None, found: str, expected: str) -> InputError:
+    return InputError("not a sound safetensors file", file=file, tensor=tensor, found=found, expected=expected,
+                      remedy=_REMEDY)  # fmt: skip
+
+
+class ShardWriter:
+    """Writes one shard front to back into `temporary`, hashing as it goes; `finish`, then `publish`.
+
+    A context manager: leaving it by an exception removes the temporary file.
+    """
+
+    def __init__(self, layout: ShardLayout, temporary: Path) -> None:
+        self.layout = layout
+        self._temporary = temporary
+        self._stream = temporary.open("wb")
+        self._pending = iter(layout.entries)
+        self._sha256 = hashlib.sha256()
+        self._put(layout.header)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stream.close()
+        if kind is not None:
+            self._temporary.unlink(missing_ok=True)
+
+    def write(self, name: str, chunks: Iterable[Bytes]) -> None:
+        """Write the next tensor of the layout, in any number of contiguous pieces."""
+        entry = next(self._pending)
+        assert entry.name == name, f"{entry.name} is next, not {name}"
+        written = sum(self._put(chunk) for chunk in chunks)
+        assert written == entry.nbytes, f"{name}: {written} bytes written, {entry.nbytes} planned"
+
+    def finish(self) -> str:
+        """Make the temporary file durable; the sha256 of its bytes in hex."""
+        assert next(self._pending, None) is None, "tensors are missing"
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        return self._sha256.hexdigest()
+
+    def publish(self, final: Path) -> None:
+        """Give the finished file its name."""
+        self._temporary.replace(final)
+
+    def _put(self, data: Bytes) -> int:
+        view = memoryview(data).cast("B")
+        self._stream.write(view)
+        self._sha256.update(view)
+        return view.nbytes

@@ -1,0 +1,174 @@
+"""A checkpoint directory, read lazily: config, index and headers at once, weights as asked for, never mapped.
+
+The index decides: what it lists must exist exactly once; files and tensors that it does not list are ignored and named
+in `unlisted`. Reads are plain `pread`s into owned buffers, so that memory stays bounded and a file that shrinks
+is an error and not a SIGBUS.
+"""
+
+import json
+import os
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.format.e4m3 import BFLOAT16
+from mosaic.format.errors import InputError
+from mosaic.format.layout import CONFIG_FILE, INDEX_FILE
+from mosaic.format.shard import TensorInfo, read_header
+from mosaic.format.tensors import Piece
+
+SINGLE_FILE = "model.safetensors"
+
+#: numpy types of the dtypes a weight may have. E4M3 codes stay bytes.
+NUMPY: dict[str, np.dtype[Any]] = {
+    "BF16": BFLOAT16,
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F8_E4M3": np.dtype(np.uint8),
+}
+
+
+class Checkpoint:
+    """A directory with config.json and safetensors files. A context manager: it holds the opened files."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise InputError(
+                "no such checkpoint directory",
+                file=folder,
+                found="nothing" if not folder.exists() else "a file",
+                expected="a directory with config.json and safetensors files",
+                remedy="give the directory a Hugging Face checkpoint was downloaded to",
+            )
+        self.folder = folder
+        self.config = read_json(folder / CONFIG_FILE)
+        self.index = folder / INDEX_FILE
+        self.tensors, self.unlisted = self._read_headers()
+        self._files = ExitStack()
+        self._descriptors: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._files.close()
+
+    @property
+    def files(self) -> list[Path]:
+        """The safetensors files, sorted by name."""
+        return sorted({tensor.file for tensor in self.tensors.values()})
+
+    def dtype(self, piece: Piece) -> str:
+        """Safetensors dtype of a piece."""
+        return self.tensors[piece.name].dtype
+
+    def read(self, piece: Piece, rows: tuple[int, int] | None = None) -> NDArray[Any]:
+        """The values of a piece, or of some of its rows; E4M3 as uint8 codes, bfloat16 through ml_dtypes."""
+        info = self.tensors[piece.name]
+        shape, offset = info.shape, 0
+        width = NUMPY[info.dtype].itemsize
+        if piece.index is not None:
+            shape = shape[1:]
+            offset += piece.index * prod(shape) * width
+        for first, last in (span for span in (piece.rows, rows) if span):
+            offset += first * prod(shape[1:]) * width
+            shape = (last - first, *shape[1:])
+        values = np.empty(shape, NUMPY[info.dtype])
+        self._fill(info, offset, memoryview(values.reshape(-1).view(np.uint8)), piece.name)
+        return values
+
+    def _fill(self, info: TensorInfo, offset: int, buffer: memoryview, name: str) -> None:
+        if info.file not in self._descriptors:
+            descriptor = os.open(info.file, os.O_RDONLY)
+            self._files.callback(os.close, descriptor)
+            self._descriptors[info.file] = descriptor
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._descriptors[info.file], [buffer[done:]], info.offset + offset + done)
+            if count == 0:
+                raise InputError(
+                    "a file became shorter while it was read",
+                    file=info.file,
+                    tensor=name,
+                    found=f"its end at byte {info.offset + offset + done}",
+                    expected=f"{info.nbytes} bytes from byte {info.offset}",
+                    remedy="let nothing else write to the checkpoint, then run again",
+                )
+            done += count
+
+    def _read_headers(self) -> tuple[dict[str, TensorInfo], list[str]]:
+        single = self.folder / SINGLE_FILE
+        if not self.index.is_file():
+            if not single.is_file():
+                raise InputError(
+                    "the checkpoint has no weights",
+                    file=self.folder,
+                    found=f"neither {INDEX_FILE} nor {SINGLE_FILE}",
+                    expected="one of them",
+                    remedy="finish the download",
+                )
+            return read_header(single), []
+        weight_map = self._read_index()
+        files = sorted(set(weight_map.values()))
+        absent = [file for file in files if not (self.folder / file).is_file()]
+        if absent:
+            raise InputError(
+                "the index names files that are not there",
+                file=self.index,
+                found=f"{len(files) - len(absent)} of {len(files)} files; absent: {', '.join(absent)}",
+                expected="every file it names",
+                remedy="finish the download",
+            )
+        listed: dict[str, TensorInfo] = {}
+        unlisted = [file.name for file in sorted(self.folder.glob("*.safetensors")) if file.name not in files]
+        for file in files:
+            for name, info in read_header(self.folder / file).items():
+                if weight_map.get(name) == file:
+                    listed[name] = info
+                else:
+                    unlisted.append(f"{name} ({file})")
+        for name, file in weight_map.items():
+            if name not in listed:
+                raise InputError(
+                    "the index lists a tensor that its file does not hold",
+                    file=self.folder / file,
+                    tensor=name,
+                    found="no such tensor in the header",
+                    expected=f"the tensor, by {INDEX_FILE}",
+                    remedy="download this file and the index again",
+                )
+        return listed, unlisted
+
+    def _read_index(self) -> dict[str, str]:
+        weight_map = read_json(self.index).get("weight_map")
+        sound = isinstance(weight_map, dict) and all(
+            isinstance(file, str) and file == Path(file).name and file not in ("", ".", "..")
+            for file in weight_map.values()
+        )
+        if not sound or not weight_map:
+            raise InputError(
+                "the index has no usable weight_map",
+                file=self.index,
+                found=f"{weight_map!r:.80}",
+                expected="tensor names, each with the name of a file in this directory",
+                remedy="download the index again",
+            )
+        return dict(weight_map)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file; InputError if it is none."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError("cannot read a file", file=file, found=error.strerror, remedy="finish the download") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError("not a JSON file", file=file, found=error, remedy="download it again") from error
+    if not isinstance(value, dict):
+        raise InputError("not a JSON object", file=file, found=type(value).__name__, remedy="download it again")
+    return value

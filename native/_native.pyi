@@ -1,0 +1,21 @@
+"""Types of the C++ extension, for mypy and editors. The behaviour is defined in native/src, not here."""
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+# Below Python 3.12 numpy does not declare its arrays as Buffer; there mypy also checks their dtype.
+_Codes = NDArray[np.uint8] | Buffer
+_Values = NDArray[np.float32] | Buffer
+
+def isas() -> tuple[str, ...]:
+    """The instruction sets compiled in and supported by this CPU, slowest first."""
+
+def isa() -> str:
+    """The active instruction set: the fastest supported one, or the one that MOSAIC_ISA names."""
+
+def e4m3_decode(codes: _Codes, out: _Values, isa: str = "") -> None:
+    """Decode E4M3 codes (uint8) into float32, exactly; 0x7F and 0xFF become NaN."""
+
+def e4m3_encode(values: _Values, out: _Codes, isa: str = "") -> None:
+    """Encode float32 into E4M3 codes (uint8): nearest, ties to even, saturating; NaN becomes 0x7F or 0xFF."""

@@ -1,0 +1,52 @@
+// The Python module mosaic._native: checks buffers, picks the instruction set, releases the GIL, calls the kernel.
+// No arithmetic here. Keep ../_native.pyi in step.
+#include <pybind11/pybind11.h>
+
+#include "buffers.h"
+#include "dispatch.h"
+
+namespace py = pybind11;
+
+namespace mosaic {
+namespace {
+
+// A kernel that maps `count` elements to as many others: every codec is of this kind.
+template <typename In, typename Out>
+void map_elements(const Buffer<const In>& in, const Buffer<Out>& out, void (*kernel)(const In*, Out*, std::size_t)) {
+    out.require_count_of(in);
+    out.require_apart_from(in);
+    const py::gil_scoped_release release;
+    kernel(in.data(), out.data(), in.count());
+}
+
+void e4m3_decode(const py::buffer& codes, const py::buffer& out, const std::string& isa) {
+    const Kernels& kernels = *isa_named(isa).kernels;
+    map_elements(Buffer<const std::uint8_t>("codes", codes), Buffer<float>("out", out), kernels.e4m3_decode);
+}
+
+void e4m3_encode(const py::buffer& values, const py::buffer& out, const std::string& isa) {
+    const Kernels& kernels = *isa_named(isa).kernels;
+    map_elements(Buffer<const float>("values", values), Buffer<std::uint8_t>("out", out), kernels.e4m3_encode);
+}
+
+py::tuple isa_names() {
+    py::list names;
+    for (const Isa& isa : supported_isas()) names.append(isa.name);
+    return py::tuple(names);
+}
+
+}  // namespace
+}  // namespace mosaic
+
+PYBIND11_MODULE(_native, module) {
+    using py::arg;
+    module.doc() = "Mosaic's CPU kernels, one copy per instruction set.";
+    module.def("isas", mosaic::isa_names,
+               "The instruction sets compiled in and supported by this CPU, slowest first.");
+    module.def("isa", [] { return mosaic::active_isa().name; },
+               "The active instruction set: the fastest supported one, or the one that MOSAIC_ISA names.");
+    module.def("e4m3_decode", mosaic::e4m3_decode, arg("codes"), arg("out"), arg("isa") = "",
+               "Decode E4M3 codes (uint8) into float32, exactly; 0x7F and 0xFF become NaN.");
+    module.def("e4m3_encode", mosaic::e4m3_encode, arg("values"), arg("out"), arg("isa") = "",
+               "Encode float32 into E4M3 codes (uint8): nearest, ties to even, saturating; NaN becomes 0x7F or 0xFF.");
+}

@@ -1,0 +1,11 @@
+// The kernels compiled for AVX2, FMA and F16C.
+// No code of its own: the bodies are in *_kernels.inc.h, the flags in CMakeLists.txt. No STL here (see there).
+#include "kernels.h"
+
+namespace mosaic::avx2 {
+
+#include "e4m3_kernels.inc.h"
+
+constexpr Kernels kernels = {e4m3_decode, e4m3_encode};
+
+}  // namespace mosaic::avx2

@@ -1,0 +1,1 @@
+"""Runs a model directory: weights where they lie, state, sampling, text."""

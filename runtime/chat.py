@@ -1,0 +1,81 @@
+"""Renders conversations with the model's own jinja template, in a sandbox: templates are downloaded code."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mosaic.format.errors import InputError
+from mosaic.format.source import read_json
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """The chat template of a model directory."""
+
+    def __init__(self, folder: Path) -> None:
+        config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+        own = folder / TEMPLATE_FILE
+        self._file = own if own.is_file() else folder / CONFIG_FILE
+        text = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
+        if not isinstance(text, str):
+            raise InputError(
+                "the model directory has no chat template",
+                file=folder,
+                found=f"neither {TEMPLATE_FILE} nor a chat_template in {CONFIG_FILE}",
+                expected="one of them",
+                remedy="copy it from the checkpoint, or give --raw to continue plain text",
+            )
+        self._names = {name: token for name in ("bos_token", "eos_token", "pad_token") if (token := _token(config, name))}
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+        try:
+            self._template = environment.from_string(text)
+        except jinja2.TemplateError as error:
+            raise self._refused(error) from error
+
+    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The prompt that asks for the assistant's next turn."""
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, tools=None, **self._names, **variables
+            )
+        except jinja2.TemplateError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: jinja2.TemplateError) -> InputError:
+        return InputError(
+            "the chat template does not accept this conversation",
+            file=self._file,
+            found=error.message or type(error).__name__,
+            remedy="change the messages, or give --raw to continue plain text",
+        )
+
+
+def _token(config: Mapping[str, Any], name: str) -> str | None:
+    """A token of tokenizer_config.json: a string, or an object with its content."""
+    value = config.get(name)
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """JSON without HTML escapes, as the templates were written for."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

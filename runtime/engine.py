@@ -1,0 +1,163 @@
+"""Prompt in, tokens out: prefill in chunks, decode one by one, and keep what the next turn can use."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mosaic.format.errors import InputError
+from mosaic.format.source import read_json
+from mosaic.runtime.model import HybridModel
+from mosaic.runtime.ops.reference import ReferenceOps
+from mosaic.runtime.sampler import Sampler, Sampling, generation_defaults
+from mosaic.runtime.state import KVFormat, Snapshot
+from mosaic.runtime.tokenizer import Tokenizer
+from mosaic.runtime.weights import Weights
+
+PREFILL_CHUNK = 512  # tokens computed together; chunks begin at its multiples
+
+
+@dataclass
+class Stats:
+    """What one answer took. Times in seconds."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, already in the state from an earlier turn
+    generated_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decoded_tokens: int = 0  # tokens the model was run for, one at a time
+    weight_bytes_per_token: int = 0
+    stop_reason: str = ""
+
+    def as_dict(self) -> dict[str, float | int | str]:
+        """The figures and what follows from them."""
+        computed = self.prompt_tokens - self.reused_tokens
+        decode = self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+            "generated_tokens": self.generated_tokens,
+            "prefill_seconds": round(self.prefill_seconds, 4),
+            "prefill_tok_s": round(computed / self.prefill_seconds, 2) if self.prefill_seconds else 0.0,
+            "decode_seconds": round(self.decode_seconds, 4),
+            "decode_tok_s": round(decode, 2),
+            "weight_bytes_per_token": self.weight_bytes_per_token,
+            "decode_gb_s": round(decode * self.weight_bytes_per_token / 1e9, 3),
+            "stop_reason": self.stop_reason,
+        }
+
+
+@dataclass
+class Engine:
+    """One model with one conversation."""
+
+    model: HybridModel
+    tokenizer: Tokenizer
+    defaults: Sampling
+    stop: frozenset[int]
+    context: int
+    _tokens: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._state = self.model.new_sequence()
+        self._turn: tuple[list[int], Snapshot] = ([], self._state.snapshot())
+
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, seed: int | None, max_tokens: int | None, stats: Stats
+    ) -> Iterator[int]:
+        """Tokens that follow the prompt, as they are chosen; ends before a stop token. Fills `stats`."""
+        self._check_prompt(prompt)
+        sampler = Sampler(sampling, seed, min(self.tokenizer.num_tokens, self.model.spec.vocab_size))
+        stats.weight_bytes_per_token = self.model.nbytes_per_token
+        stats.prompt_tokens = len(prompt)
+        start = time.perf_counter()
+        stats.reused_tokens = self._rewind(prompt)
+        logits = self._prefill(prompt[stats.reused_tokens :])
+        self._turn = (list(self._tokens), self._state.snapshot())
+        stats.prefill_seconds = time.perf_counter() - start
+        while True:
+            token = sampler.choose(logits)
+            if token in self.stop:
+                stats.stop_reason = "stop token"
+                return
+            stats.generated_tokens += 1
+            yield token
+            if stats.generated_tokens == max_tokens:
+                stats.stop_reason = "max tokens"
+                return
+            if len(self._tokens) == self.context:
+                stats.stop_reason = "context full"
+                return
+            start = time.perf_counter()
+            logits = self._run([token])
+            stats.decode_seconds += time.perf_counter() - start
+            stats.decoded_tokens += 1
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise InputError("the prompt is empty", found="no tokens", expected="some text", remedy="write a prompt")
+        if len(prompt) > self.context:
+            raise InputError(
+                "the prompt does not fit the context",
+                found=f"{len(prompt):,} tokens",
+                expected=f"at most {self.context:,}",
+                remedy="shorten the prompt, or raise --context if the model allows it",
+            )
+
+    def _rewind(self, prompt: Sequence[int]) -> int:
+        """Take the state to the longest known beginning of the prompt; its length. At least one token is left."""
+        past, snapshot = self._turn
+        if not self._extends(self._tokens, prompt):
+            if self._extends(past, prompt):
+                self._state.restore(snapshot)
+                self._tokens = list(past)
+            else:
+                self._state.release()
+                self._state = self.model.new_sequence()
+                self._tokens = []
+        return len(self._tokens)
+
+    @staticmethod
+    def _extends(past: list[int], prompt: Sequence[int]) -> bool:
+        return len(past) < len(prompt) and past == list(prompt[: len(past)])
+
+    def _prefill(self, tokens: Sequence[int]) -> np.ndarray:
+        first = 0
+        while True:
+            last = min(first + PREFILL_CHUNK - len(self._tokens) % PREFILL_CHUNK, len(tokens))
+            if last == len(tokens):
+                return self._run(tokens[first:])
+            self._advance(tokens[first:last])
+            first = last
+
+    def _run(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits [V] after some tokens."""
+        return self.model.logits(self._advance(tokens)[-1:])[0].numpy()
+
+    def _advance(self, tokens: Sequence[int]):  # noqa: ANN202 - a torch tensor; torch is not imported here
+        hidden = self.model.hidden(tokens, self._state)
+        self._tokens.extend(tokens)
+        return hidden
+
+
+def load_engine(folder: Path, *, kv: KVFormat = KVFormat.BF16, context: int | None = None) -> Engine:
+    """An engine over a model directory. The context is the model's own unless a smaller one is given."""
+    weights = Weights(folder)
+    model = HybridModel(weights, ReferenceOps(), kv)
+    longest = weights.catalog.spec.max_position_embeddings
+    if context is not None and not 0 < context <= longest:
+        raise InputError(
+            "--context is out of range", found=context, expected=f"1 to {longest:,}", remedy="choose a smaller one"
+        )
+    defaults = generation_defaults(folder)
+    return Engine(model, Tokenizer(folder), defaults.sampling, defaults.stop | _config_stop(folder), context or longest)
+
+
+def _config_stop(folder: Path) -> frozenset[int]:
+    """Stop tokens that config.json names beside generation_config.json."""
+    config = read_json(folder / "config.json")
+    stop = config.get("text_config", config).get("eos_token_id")
+    return frozenset(stop if isinstance(stop, list) else [] if stop is None else [stop])

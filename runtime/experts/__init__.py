@@ -1,0 +1,1 @@
+"""Who computes which routed expert, from where. So far: from the mapped shards."""

@@ -1,0 +1,93 @@
+"""The decoder: embedding, hybrid layers, head, built from a ModelSpec. Knows no family by name."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mosaic.format.spec import FeedForward, Mixer
+from mosaic.runtime.experts.store import MappedExperts
+from mosaic.runtime.layers.attention import Attention
+from mosaic.runtime.layers.feed_forward import Dense, MixtureOfExperts
+from mosaic.runtime.layers.gated_delta import GatedDeltaNet
+from mosaic.runtime.layers.linear import Linear
+from mosaic.runtime.layers.norm import RmsNorm
+from mosaic.runtime.ops import Ops
+from mosaic.runtime.state import DeltaState, KVCache, KVFormat, KVPool, SequenceState
+from mosaic.runtime.weights import Weights
+
+
+class DecoderLayer:
+    """x + mixer(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, ops: Ops, weights: Weights, experts: MappedExperts, number: int) -> None:
+        spec = weights.catalog.spec
+        kinds, key = spec.layers[number], f"layers.{number}"
+
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm(ops, weights.tensor(f"{key}.{name}"), spec.rms_norm_eps, spec.norm_offset)
+
+        self._input_norm, self._post_norm = norm("input_norm"), norm("post_norm")
+        self._mixer: Attention | GatedDeltaNet
+        if kinds.mixer is Mixer.FULL_ATTENTION:
+            self._mixer = Attention(ops, spec, weights, f"{key}.attention")
+        else:
+            self._mixer = GatedDeltaNet(ops, spec, weights, f"{key}.delta")
+        self._feed_forward: Dense | MixtureOfExperts
+        if kinds.feed_forward is FeedForward.MOE:
+            self._feed_forward = MixtureOfExperts(ops, spec, weights, experts, number, f"{key}.moe")
+        else:
+            self._feed_forward = Dense(ops, weights, f"{key}.mlp")
+
+    @property
+    def nbytes(self) -> int:
+        """Weight bytes read for one token."""
+        return self._mixer.nbytes + self._feed_forward.nbytes
+
+    def __call__(self, x: Tensor, state: KVCache | DeltaState) -> Tensor:
+        """x [T, H] -> [T, H]; advances the layer's state by T tokens."""
+        normed = self._input_norm(x)
+        if isinstance(self._mixer, Attention):
+            assert isinstance(state, KVCache)
+            x = x + self._mixer(normed, state)
+        else:
+            assert isinstance(state, DeltaState)
+            x = x + self._mixer(normed, state)
+        return x + self._feed_forward(self._post_norm(x))
+
+
+class HybridModel:
+    """A whole model over mapped weights."""
+
+    def __init__(self, weights: Weights, ops: Ops, kv: KVFormat = KVFormat.BF16) -> None:
+        spec = self.spec = weights.catalog.spec
+        experts = MappedExperts(weights)
+        self._ops = ops
+        self._embedding = weights.tensor("embedding")
+        self._layers = [DecoderLayer(ops, weights, experts, number) for number in range(len(spec.layers))]
+        self._norm = RmsNorm(ops, weights.tensor("final_norm"), spec.rms_norm_eps, spec.norm_offset)
+        self._head = Linear(ops, self._embedding if spec.tie_embeddings else weights.matrix("head"))
+        self._pool = KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv)
+
+    @property
+    def nbytes_per_token(self) -> int:
+        """Weight bytes read to decode one token."""
+        return sum(layer.nbytes for layer in self._layers) + self._head.nbytes
+
+    def new_sequence(self) -> SequenceState:
+        """An empty sequence."""
+        return SequenceState(self.spec, self._pool)
+
+    @torch.inference_mode()
+    def hidden(self, ids: Sequence[int], state: SequenceState) -> Tensor:
+        """Final hidden states [T, H] of T further tokens; advances the sequence."""
+        x = self._ops.embed(self._embedding, torch.tensor(ids, dtype=torch.long))
+        for layer, layer_state in zip(self._layers, state.layers, strict=True):
+            x = layer(x, layer_state)
+        state.length += len(ids)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [T, V] of hidden states [T, H]."""
+        return self._head(self._norm(hidden))

@@ -1,0 +1,162 @@
+"""The specification of every operation: torch on the CPU, slow and exact.
+
+Each operation computes in float64 and rounds its result to float32 once. So a result does not depend on how tokens
+are grouped into calls beyond that one rounding, and a faster implementation can be held to a tight bound.
+Maths and traps: docs/DESIGN.md, section 4.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mosaic.format.e4m3 import BLOCK
+from mosaic.runtime.ops import DeltaInputs, Routing
+from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
+
+EXACT = torch.float64
+L2_EPS = 1e-6  # of the query and key normalisation; a constant, not the model's rms_norm_eps
+ROWS = 32 * BLOCK  # rows of a matrix that are dequantised at a time
+
+
+class ReferenceOps:
+    """Implements `mosaic.runtime.ops.Ops`."""
+
+    def embed(self, table: Tensor, ids: Tensor) -> Tensor:
+        """See Ops."""
+        return table[ids].float()
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """See Ops. At most ROWS rows of the matrix exist in float at any time."""
+        rows = weight.shape[0]
+        parts = [x.to(EXACT) @ _exact(weight, first, min(first + ROWS, rows)).T for first in range(0, rows, ROWS)]
+        return torch.cat(parts, dim=-1).float()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """See Ops."""
+        return (_rms(x, eps) * (offset + weight.to(EXACT))).float()
+
+    def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+        """See Ops."""
+        return (_rms(x, eps) * weight.to(EXACT) * torch.nn.functional.silu(gate.to(EXACT))).float()
+
+    def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
+        """See Ops."""
+        frequencies = theta ** (-torch.arange(0, rotary_dim, 2, dtype=EXACT) / rotary_dim)
+        angles = positions.to(EXACT)[:, None, None] * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        first, second = x[..., :rotary_dim].to(EXACT).chunk(2, dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return torch.cat((turned.float(), x[..., rotary_dim:]), dim=-1)
+
+    def attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See Ops. One head at a time, so that scratch is T x S."""
+        tokens, heads, dim = query.shape
+        seen, kv_heads, _ = key.shape
+        future = torch.arange(seen) > torch.arange(seen - tokens, seen)[:, None]
+        result = torch.empty(tokens, heads, dim)
+        for head in range(heads):
+            kv_head = head // (heads // kv_heads)
+            scores = query[:, head].to(EXACT) @ key[:, kv_head].to(EXACT).T * dim**-0.5
+            shares = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+            result[:, head] = (shares @ value[:, kv_head].to(EXACT)).float()
+        return result
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See Ops."""
+        return (x.to(EXACT) * gate.to(EXACT).sigmoid()).float()
+
+    def causal_conv(self, x: Tensor, history: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See Ops. The last tap multiplies the current token."""
+        tokens, taps = x.shape[0], weight.shape[-1]
+        padded = torch.cat((history, x))
+        total = sum(padded[tap : tap + tokens].to(EXACT) * weight[:, 0, tap].to(EXACT) for tap in range(taps))
+        assert isinstance(total, Tensor)
+        return torch.nn.functional.silu(total).float(), padded[-(taps - 1) :].clone()
+
+    def delta_gates(self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+        """See Ops."""
+        rate = torch.nn.functional.softplus(a.to(EXACT) + dt_bias.to(EXACT))
+        return (-a_log.to(EXACT).exp() * rate).float(), b.to(EXACT).sigmoid().float()
+
+    def delta_step(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
+        """See Ops. The output is read after the write."""
+        query, key, value, log_decay, beta = (part[:, 0] for part in _per_head(inputs))
+        state = state.to(EXACT) * log_decay.exp()[:, None, None]
+        predicted = torch.einsum("hkv,hk->hv", state, key)
+        state = state + key[:, :, None] * (beta[:, None] * (value - predicted))[:, None, :]
+        return torch.einsum("hkv,hk->hv", state, query)[None].float(), state.float()
+
+    def delta_chunk(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
+        """See Ops. The WY form of the delta rule: one triangular solve instead of a walk over the tokens.
+
+        Only differences of cumulated log-decays with non-positive value are exponentiated, so nothing overflows.
+        """
+        query, key, value, log_decay, beta = _per_head(inputs)
+        start = state.to(EXACT)
+        total = log_decay.cumsum(dim=-1)  # [h, T]
+        past = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool).tril()
+        decay = (total[:, :, None] - total[:, None, :]).masked_fill(~past, -torch.inf).exp()  # [h, T, T]
+        scaled_key = beta[..., None] * key
+        system = (scaled_key @ key.mT * decay).tril(-1)  # unit diagonal implied below
+        sides = torch.cat((beta[..., None] * value, total.exp()[..., None] * scaled_key), dim=-1)
+        solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
+        writes = solved[..., : value.shape[-1]] - solved[..., value.shape[-1] :] @ start
+        output = (total.exp()[..., None] * query) @ start + (query @ key.mT * decay) @ writes
+        end = total[:, -1:, None].exp() * start + ((total[:, -1:] - total).exp()[..., None] * key).mT @ writes
+        return output.transpose(0, 1).float(), end.float()
+
+    def route(self, x: Tensor, router: Weight, top_k: int, normalize: bool) -> Routing:
+        """See Ops."""
+        shares = self.linear(x, router).to(EXACT).softmax(dim=-1)
+        ordered, experts = shares.sort(dim=-1, descending=True, stable=True)
+        weights = ordered[:, :top_k]
+        if normalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return Routing(experts[:, :top_k], weights.float())
+
+    def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
+        """See Ops."""
+        hidden = torch.nn.functional.silu(self.linear(x, gate).to(EXACT)) * self.linear(x, up).to(EXACT)
+        return self.linear(hidden.float(), down)
+
+    def experts(self, x: Tensor, routing: Routing, expert: Callable[[int], Expert]) -> Tensor:
+        """See Ops. Tokens grouped by expert; one expert dequantised at a time."""
+        outputs = x.new_empty(*routing.experts.shape, x.shape[-1])  # [T, top_k, H]
+        for number in routing.experts.unique().tolist():
+            tokens, ranks = torch.nonzero(routing.experts == number, as_tuple=True)
+            weights = expert(number)
+            outputs[tokens, ranks] = self.swiglu(x[tokens], weights.gate, weights.up, weights.down)
+        return (outputs.to(EXACT) * routing.weights.to(EXACT)[..., None]).sum(dim=1).float()
+
+
+def _exact(weight: Weight, first: int, last: int) -> Tensor:
+    """Rows [first, last) of a weight in float64; `first` is the start of a block."""
+    if not isinstance(weight, E4M3Matrix):
+        return weight[first:last].to(EXACT)
+    codes = weight.codes[first:last].view(torch.float8_e4m3fn).to(EXACT)
+    scales = weight.scales[first // BLOCK : -(-last // BLOCK)].to(EXACT)
+    spread = scales.repeat_interleave(BLOCK, 0)[: codes.shape[0]].repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
+    return codes * spread
+
+
+def _rms(x: Tensor, eps: float) -> Tensor:
+    exact = x.to(EXACT)
+    return exact / (exact.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+
+
+def _per_head(inputs: DeltaInputs) -> tuple[Tensor, ...]:
+    """query (scaled), key, value [value heads, T, d], log_decay, beta [value heads, T], in float64.
+
+    Query and key are normalised, and value head h reads key head h // (value heads / key heads).
+    """
+    repeat = inputs.value.shape[1] // inputs.key.shape[1]
+
+    def normalised(x: Tensor) -> Tensor:
+        exact = x.to(EXACT)
+        unit = exact / (exact.square().sum(dim=-1, keepdim=True) + L2_EPS).sqrt()
+        return unit.repeat_interleave(repeat, dim=1).transpose(0, 1)
+
+    query = normalised(inputs.query) * inputs.query.shape[-1] ** -0.5
+    value = inputs.value.to(EXACT).transpose(0, 1)
+    return query, normalised(inputs.key), value, inputs.log_decay.to(EXACT).T, inputs.beta.to(EXACT).T

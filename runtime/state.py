@@ -1,0 +1,151 @@
+"""What a sequence remembers: a paged KV cache per attention layer, a fixed-size state per linear-attention layer.
+
+A sequence can be snapshotted and taken back to a snapshot: recurrent states are copied (they cannot be rolled back),
+the KV cache only grows and is cut to its old length.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from mosaic.format.e4m3 import E4M3_MAX
+from mosaic.format.spec import GatedDeltaSpec, Mixer, ModelSpec
+
+PAGE_TOKENS = 64
+
+
+class KVFormat(StrEnum):
+    """How keys and values are stored. Attention reads what was stored."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    E4M3 = "e4m3"  # codes and one float32 scale per token and head
+
+
+class KVPool:
+    """Pages of keys and values, shared by all layers and sequences; a freed page is used again."""
+
+    def __init__(self, num_kv_heads: int, head_dim: int, kv: KVFormat) -> None:
+        self._shape = (2, PAGE_TOKENS, num_kv_heads, head_dim)
+        self._format = kv
+        self._values: list[Tensor] = []
+        self._scales: list[Tensor] = []
+        self._free: list[int] = []
+
+    def allocate(self) -> int:
+        """A page of which nothing may be assumed."""
+        if self._free:
+            return self._free.pop()
+        kinds = {KVFormat.F32: torch.float32, KVFormat.BF16: torch.bfloat16, KVFormat.E4M3: torch.float8_e4m3fn}
+        self._values.append(torch.empty(self._shape, dtype=kinds[self._format]))
+        if self._format is KVFormat.E4M3:
+            self._scales.append(torch.empty((*self._shape[:-1], 1)))
+        return len(self._values) - 1
+
+    def free(self, pages: list[int]) -> None:
+        """Take pages back."""
+        self._free.extend(pages)
+
+    def write(self, page: int, first: int, rows: Tensor) -> None:
+        """Store rows [2 (key, value), n, kv heads, d] from token `first` of a page on."""
+        span = slice(first, first + rows.shape[1])
+        if self._format is KVFormat.E4M3:
+            scales = rows.abs().amax(dim=-1, keepdim=True) / E4M3_MAX
+            scales[scales == 0] = 1.0
+            self._scales[page][:, span] = scales
+            rows = (rows / scales).clamp(-E4M3_MAX, E4M3_MAX)
+        self._values[page][:, span] = rows.to(self._values[page].dtype)
+
+    def read(self, page: int) -> Tensor:
+        """Everything in a page as float32 [2, PAGE_TOKENS, kv heads, d]."""
+        values = self._values[page].float()
+        return values * self._scales[page] if self._format is KVFormat.E4M3 else values
+
+
+class KVCache:
+    """Keys and values of one layer of one sequence: a list of pages."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self._pages: list[int] = []
+        self.length = 0
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Add key and value [T, kv heads, d]."""
+        rows, done = torch.stack((key, value)), 0
+        while done < rows.shape[1]:
+            first = self.length % PAGE_TOKENS
+            if first == 0:
+                self._pages.append(self._pool.allocate())
+            count = min(PAGE_TOKENS - first, rows.shape[1] - done)
+            self._pool.write(self._pages[-1], first, rows[:, done : done + count])
+            self.length += count
+            done += count
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All keys and values, float32 [S, kv heads, d]."""
+        both = torch.cat([self._pool.read(page) for page in self._pages], dim=1)[:, : self.length]
+        return both[0], both[1]
+
+    def cut(self, length: int) -> None:
+        """Forget everything from token `length` on."""
+        keep = -(-length // PAGE_TOKENS)
+        self._pool.free(self._pages[keep:])
+        del self._pages[keep:]
+        self.length = length
+
+
+class DeltaState:
+    """State of one linear-attention layer: convolution history [taps - 1, C], recurrent [value heads, d_k, d_v]."""
+
+    def __init__(self, spec: GatedDeltaSpec) -> None:
+        self.position = 0
+        self.conv = torch.zeros(spec.conv_kernel - 1, spec.conv_dim)
+        self.recurrent = torch.zeros(spec.num_value_heads, spec.key_head_dim, spec.value_head_dim)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A sequence at an earlier moment. Good for going back only: later tokens must have been added to the same one."""
+
+    length: int
+    delta: tuple[tuple[Tensor, Tensor], ...]
+
+
+class SequenceState:
+    """Everything one sequence remembers. `layers` holds a KVCache or DeltaState per decoder layer."""
+
+    def __init__(self, spec: ModelSpec, pool: KVPool) -> None:
+        self.length = 0
+        self.layers: list[KVCache | DeltaState] = []
+        for layer in spec.layers:
+            if layer.mixer is Mixer.FULL_ATTENTION:
+                self.layers.append(KVCache(pool))
+            else:
+                assert spec.gated_delta is not None
+                self.layers.append(DeltaState(spec.gated_delta))
+
+    def snapshot(self) -> Snapshot:
+        """The state as it is now. Tensors are replaced and never changed in place, so references are enough."""
+        delta = (layer for layer in self.layers if isinstance(layer, DeltaState))
+        return Snapshot(self.length, tuple((layer.conv, layer.recurrent) for layer in delta))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this sequence."""
+        assert snapshot.length <= self.length
+        delta = iter(snapshot.delta)
+        for layer in self.layers:
+            if isinstance(layer, KVCache):
+                layer.cut(snapshot.length)
+            else:
+                layer.conv, layer.recurrent = next(delta)
+                layer.position = snapshot.length
+        self.length = snapshot.length
+
+    def release(self) -> None:
+        """Give the pages back; the sequence is over."""
+        for layer in self.layers:
+            if isinstance(layer, KVCache):
+                layer.cut(0)

@@ -1,0 +1,96 @@
+"""Text to token ids and back, through the `tokenizers` library; decoding is incremental and exact at byte level."""
+
+import codecs
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer as Library
+
+from mosaic.format.errors import InputError
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Tokenizer:
+    """A byte-level BPE tokenizer of a model directory."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / TOKENIZER_FILE
+        if not file.is_file():
+            raise InputError(
+                "the model directory has no tokenizer",
+                file=file,
+                found="nothing",
+                expected=TOKENIZER_FILE,
+                remedy="copy it from the checkpoint the model was converted from",
+            )
+        try:
+            self._library = Library.from_file(str(file))
+            decoder = (json.loads(file.read_text(encoding="utf-8")).get("decoder") or {}).get("type")
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            raise InputError("not a tokenizer", file=file, found=error, remedy="copy it again") from error
+        if decoder != "ByteLevel":
+            raise InputError(
+                "this kind of tokenizer is not supported",
+                file=file,
+                found=f"decoder {decoder}",
+                expected="a byte-level BPE tokenizer (decoder ByteLevel)",
+                remedy="use the tokenizer.json of the model's own checkpoint",
+            )
+        self._added = {number: token.content for number, token in self._library.get_added_tokens_decoder().items()}
+        self._special = {n for n, token in self._library.get_added_tokens_decoder().items() if token.special}
+
+    @property
+    def num_tokens(self) -> int:
+        """One more than the highest token id; rows of the head above are padding."""
+        return max(self._library.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids; special tokens in the text are recognised, none are added."""
+        return list(self._library.encode(text, add_special_tokens=False).ids)
+
+    def token_bytes(self, number: int) -> bytes:
+        """The bytes a token stands for; special tokens stand for nothing."""
+        if number in self._special:
+            return b""
+        if number in self._added:
+            return self._added[number].encode()
+        token = self._library.id_to_token(number)
+        return b"" if token is None else bytes(_BYTE[character] for character in token)
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """All of a text at once."""
+        stream = self.stream()
+        return "".join(stream.push(number) for number in numbers) + stream.finish()
+
+    def stream(self) -> "TextStream":
+        """A decoder for tokens that arrive one at a time."""
+        return TextStream(self)
+
+
+class TextStream:
+    """Turns tokens into text as they come; a character split over tokens waits until it is whole."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, number: int) -> str:
+        """The text that one more token completes."""
+        return self._decoder.decode(self._tokenizer.token_bytes(number))
+
+    def finish(self) -> str:
+        """What is left at the end: U+FFFD for a character that never became whole."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Inverse of the byte-level alphabet: printable bytes stand for themselves, the others for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + position): byte for position, byte in enumerate(others)}
+
+
+_BYTE = _byte_of_character()

@@ -1,0 +1,114 @@
+"""The weights of a model directory, mapped and not copied: tensors are views over the shards' pages."""
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mosaic.format import architectures, layout
+from mosaic.format.catalog import Catalog, read_catalog
+from mosaic.format.errors import InputError
+from mosaic.format.shard import TensorInfo, read_header
+from mosaic.format.source import read_json
+
+TORCH = {"F8_E4M3": torch.uint8, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+@dataclass(frozen=True)
+class E4M3Matrix:
+    """A block-quantised matrix: codes uint8 [N, K], scales bfloat16 or float32 [ceil(N/128), ceil(K/128)]."""
+
+    codes: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, K)."""
+        return self.codes.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read to use it once."""
+        return self.codes.nbytes + self.scales.nbytes
+
+
+Weight = Tensor | E4M3Matrix
+
+
+@dataclass(frozen=True)
+class Expert:
+    """The three matrices of one expert."""
+
+    gate: Weight
+    up: Weight
+    down: Weight
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read to use it once."""
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+
+class MappedShard:
+    """One shard in the address space. Pages are read when touched; nothing is written back."""
+
+    def __init__(self, file: Path) -> None:
+        with file.open("rb") as stream:
+            # Private and writable only because torch wants writable memory; no page is ever written.
+            self._map = mmap.mmap(
+                stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+            )
+
+    def view(self, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
+        """A tensor over the bytes at `offset`."""
+        count = torch.Size(shape).numel()
+        return torch.frombuffer(self._map, dtype=TORCH[dtype], count=count, offset=offset).view(shape)
+
+
+class Weights:
+    """The tensors of a model directory by their keys (`mosaic.format.tensors`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.catalog: Catalog = read_catalog(folder)
+        self._infos: dict[str, TensorInfo] = {}
+        self.shards: dict[str, MappedShard] = {}
+        for name, record in self.catalog.files.items():
+            file = folder / name
+            _check_size(file, record.nbytes)
+            if name.endswith(layout.SHARD_SUFFIX):
+                self._infos |= read_header(file)
+                self.shards[name] = MappedShard(file)
+        config = read_json(folder / layout.CONFIG_FILE)
+        architecture = architectures.find(config, folder / layout.CONFIG_FILE)
+        contract = architecture.tensors(self.catalog.spec, config, self._infos.keys())
+        self._contract = {tensor.key: tensor for tensor in contract}
+
+    def tensor(self, key: str) -> Tensor:
+        """An unquantised tensor."""
+        return self._view(self._contract[key].name)
+
+    def matrix(self, key: str) -> Weight:
+        """A matrix, quantised or not."""
+        spec = self._contract[key]
+        if spec.scale_name in self._infos:
+            return E4M3Matrix(self._view(spec.name), self._view(spec.scale_name))
+        return self._view(spec.name)
+
+    def _view(self, name: str) -> Tensor:
+        info = self._infos[name]
+        return self.shards[info.file.name].view(info.dtype, info.shape, info.offset)
+
+
+def _check_size(file: Path, expected: int) -> None:
+    found = file.stat().st_size if file.is_file() else None
+    if found != expected:
+        raise InputError(
+            "a file of the model directory is not what the catalog says",
+            file=file,
+            found="nothing" if found is None else f"{found:,} bytes",
+            expected=f"{expected:,} bytes",
+            remedy="copy the model directory again, or convert the checkpoint again; mosaic-verify checks every byte",
+        )
