@@ -25,10 +25,10 @@ def command(
     checkpoint: Annotated[Path, typer.Argument(help="Directory of the downloaded checkpoint (BF16 or official FP8).")],
     out: Annotated[Path, typer.Argument(help="Model directory to write.")],
     recipe: Annotated[str, typer.Option(help="e4m3, e4m3-head, experts-only, or the path of a YAML file.")] = "e4m3",
-    plan: Annotated[bool, typer.Option("--plan", help="Print what would be written and stop; reads headers only.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be written; reads headers only.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Shards converted at a time.")] = os.cpu_count() or 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of another conversion.")] = False,
-    nonfinite: Annotated[NonFinite, typer.Option(help="NaN and infinite weights: refuse, or set to 0.")] = NonFinite.REFUSE,
+    nonfinite: Annotated[NonFinite, typer.Option(help="NaN and infinite weights: refuse or zero.")] = NonFinite.REFUSE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan or the summary as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:

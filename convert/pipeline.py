@@ -60,7 +60,7 @@ def _run(plan: ConversionPlan, shards: list[ShardPlan], out: Path, workers: int,
             pool.shutdown(cancel_futures=True)
 
 
-class _Stopped(Exception):
+class _StoppedError(Exception):
     """Another shard failed or the user interrupted."""
 
 
@@ -75,7 +75,7 @@ def _write_shard(plan: ConversionPlan, shard: ShardPlan, out: Path, bar: "tqdm[A
         def counted(chunks: Iterator[memoryview], expert: int | None) -> Iterator[memoryview]:
             for chunk in chunks:
                 if stop.is_set():
-                    raise _Stopped
+                    raise _StoppedError
                 yield chunk
                 bar.update(chunk.nbytes)
                 if expert is not None:

@@ -218,7 +218,11 @@ def _scale_piece(checkpoint: Checkpoint, piece: Piece) -> Piece | None:
 
 
 def _plan_tensor(
-    checkpoint: Checkpoint, tensor: TensorSpec, source: tuple[Piece, Piece | None], treatment: Treatment, refused: str | None
+    checkpoint: Checkpoint,
+    tensor: TensorSpec,
+    source: tuple[Piece, Piece | None],
+    treatment: Treatment,
+    refused: str | None,
 ) -> Planned:
     """How one tensor is stored; `refused` says why it cannot be E4M3, if so."""
     piece, scale = source

@@ -96,4 +96,4 @@ def _slices(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _bytes(values: NDArray[Any]) -> memoryview:
-    return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

@@ -79,7 +79,7 @@ class Checkpoint:
             offset += first * prod(shape[1:]) * width
             shape = (last - first, *shape[1:])
         values = np.empty(shape, NUMPY[info.dtype])
-        self._fill(info, offset, memoryview(values.reshape(-1).view(np.uint8)), piece.name)
+        self._fill(info, offset, values.reshape(-1).view(np.uint8).data, piece.name)
         return values
 
     def _fill(self, info: TensorInfo, offset: int, buffer: memoryview, name: str) -> None:

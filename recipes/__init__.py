@@ -1,6 +1,50 @@
-"""Package data: conversion recipes (*.yaml) and the embedded demo checkpoint (demo/)."""
+"""Package data: conversion recipes (*.yaml) and the embedded demo checkpoint (demo/).
 
+`demo_model` is what --demo stands for: the demo checkpoint, converted once into the user's cache folder.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 DEMO_CHECKPOINT = FOLDER / "demo" / "checkpoint"
+
+
+def demo_model() -> Path:
+    """The model directory of the embedded demo, converting it first if the cache does not have it.
+
+    mosaic-convert runs as a process of its own, into a temporary folder beside the final one, so that two first uses
+    at once do no harm.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mosaic"
+    model = cache / f"demo-{_digest(DEMO_CHECKPOINT)}"
+    if (model / "mosaic.json").is_file():
+        return model
+    print(f"converting the embedded demo into {model}", file=sys.stderr)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        made = Path(scratch) / "demo"
+        command = [sys.executable, "-m", "mosaic.convert.cli", str(DEMO_CHECKPOINT), str(made), "--quiet"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        shutil.rmtree(model, ignore_errors=True)
+        try:
+            made.rename(model)
+        except OSError:  # another process was faster
+            if not model.is_dir():
+                raise
+    return model
+
+
+def _digest(folder: Path) -> str:
+    """Short identity of a folder's files and of the converter's version."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    for file in sorted(FOLDER.parent.glob("convert/*.py")) + sorted(FOLDER.parent.glob("format/**/*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

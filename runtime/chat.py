@@ -35,7 +35,9 @@ class ChatTemplate:
                 expected="one of them",
                 remedy="copy it from the checkpoint, or give --raw to continue plain text",
             )
-        self._names = {name: token for name in ("bos_token", "eos_token", "pad_token") if (token := _token(config, name))}
+        self._names = {
+            name: token for name in ("bos_token", "eos_token", "pad_token") if (token := _token(config, name))
+        }
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from mosaic.format.errors import InputError
+from mosaic.format.layout import CONFIG_FILE
 from mosaic.format.source import read_json
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.reference import ReferenceOps
@@ -59,11 +62,12 @@ class Engine:
     defaults: Sampling
     stop: frozenset[int]
     context: int
-    _tokens: list[int] = field(default_factory=list)
+    _tokens: list[int] = field(default_factory=list, init=False)  # those the state has seen
+    _turn: tuple[list[int], Snapshot] = field(init=False)  # tokens and state at the end of the last prompt
 
     def __post_init__(self) -> None:
         self._state = self.model.new_sequence()
-        self._turn: tuple[list[int], Snapshot] = ([], self._state.snapshot())
+        self._turn = ([], self._state.snapshot())
 
     def generate(
         self, prompt: Sequence[int], sampling: Sampling, seed: int | None, max_tokens: int | None, stats: Stats
@@ -115,16 +119,14 @@ class Engine:
                 self._state.restore(snapshot)
                 self._tokens = list(past)
             else:
-                self._state.release()
-                self._state = self.model.new_sequence()
-                self._tokens = []
+                self._reset()
         return len(self._tokens)
 
     @staticmethod
     def _extends(past: list[int], prompt: Sequence[int]) -> bool:
         return len(past) < len(prompt) and past == list(prompt[: len(past)])
 
-    def _prefill(self, tokens: Sequence[int]) -> np.ndarray:
+    def _prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         first = 0
         while True:
             last = min(first + PREFILL_CHUNK - len(self._tokens) % PREFILL_CHUNK, len(tokens))
@@ -133,14 +135,26 @@ class Engine:
             self._advance(tokens[first:last])
             first = last
 
-    def _run(self, tokens: Sequence[int]) -> np.ndarray:
+    def _run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits [V] after some tokens."""
-        return self.model.logits(self._advance(tokens)[-1:])[0].numpy()
+        logits: NDArray[np.float32] = self.model.logits(self._advance(tokens)[-1:])[0].numpy()
+        return logits
 
-    def _advance(self, tokens: Sequence[int]):  # noqa: ANN202 - a torch tensor; torch is not imported here
-        hidden = self.model.hidden(tokens, self._state)
+    def _advance(self, tokens: Sequence[int]) -> Tensor:
+        """Final hidden states of some tokens. Interrupted half-way, the conversation starts anew."""
+        try:
+            hidden = self.model.hidden(tokens, self._state)
+        except BaseException:
+            self._reset()
+            raise
         self._tokens.extend(tokens)
         return hidden
+
+    def _reset(self) -> None:
+        self._state.release()
+        self._state = self.model.new_sequence()
+        self._tokens = []
+        self._turn = ([], self._state.snapshot())
 
 
 def load_engine(folder: Path, *, kv: KVFormat = KVFormat.BF16, context: int | None = None) -> Engine:
@@ -158,6 +172,6 @@ def load_engine(folder: Path, *, kv: KVFormat = KVFormat.BF16, context: int | No
 
 def _config_stop(folder: Path) -> frozenset[int]:
     """Stop tokens that config.json names beside generation_config.json."""
-    config = read_json(folder / "config.json")
+    config = read_json(folder / CONFIG_FILE)
     stop = config.get("text_config", config).get("eos_token_id")
     return frozenset(stop if isinstance(stop, list) else [] if stop is None else [stop])

@@ -45,7 +45,7 @@ class DecoderLayer:
         return self._mixer.nbytes + self._feed_forward.nbytes
 
     def __call__(self, x: Tensor, state: KVCache | DeltaState) -> Tensor:
-        """x [T, H] -> [T, H]; advances the layer's state by T tokens."""
+        """X [T, H] -> [T, H]; advances the layer's state by T tokens."""
         normed = self._input_norm(x)
         if isinstance(self._mixer, Attention):
             assert isinstance(state, KVCache)

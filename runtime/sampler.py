@@ -50,7 +50,9 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
         return GenerationDefaults(Sampling(temperature=0.0), stop)
     values = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}  # the defaults of the file's own format
     values |= {name: config[name] for name in values if config.get(name) is not None}
-    return GenerationDefaults(Sampling(float(values["temperature"]), int(values["top_k"]), float(values["top_p"])), stop)
+    return GenerationDefaults(
+        Sampling(float(values["temperature"]), int(values["top_k"]), float(values["top_p"])), stop
+    )
 
 
 class Sampler:

@@ -28,7 +28,7 @@ class Tokenizer:
         try:
             self._library = Library.from_file(str(file))
             decoder = (json.loads(file.read_text(encoding="utf-8")).get("decoder") or {}).get("type")
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        except Exception as error:
             raise InputError("not a tokenizer", file=file, found=error, remedy="copy it again") from error
         if decoder != "ByteLevel":
             raise InputError(

@@ -57,9 +57,7 @@ class MappedShard:
     def __init__(self, file: Path) -> None:
         with file.open("rb") as stream:
             # Private and writable only because torch wants writable memory; no page is ever written.
-            self._map = mmap.mmap(
-                stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-            )
+            self._map = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
     def view(self, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
         """A tensor over the bytes at `offset`."""

@@ -58,7 +58,9 @@ def rope(config: Config, head_dim: int, default_partial: float) -> tuple[int, fl
     section.require("rope_type", "default")
     partial = section.number("partial_rotary_factor", config.number("partial_rotary_factor", default_partial))
     rotary_dim = int(head_dim * partial)
-    section.check(0 < rotary_dim <= head_dim and rotary_dim % 2 == 0, "partial_rotary_factor", "an even share of a head")
+    section.check(
+        0 < rotary_dim <= head_dim and rotary_dim % 2 == 0, "partial_rotary_factor", "an even share of a head"
+    )
     return rotary_dim, section.number("rope_theta")
 
 

@@ -30,7 +30,7 @@ class Attention:
         return sum(linear.nbytes for linear in (self._query, self._key, self._value, self._output))
 
     def __call__(self, x: Tensor, cache: KVCache) -> Tensor:
-        """x [T, H] -> [T, H]; appends T tokens to the cache."""
+        """X [T, H] -> [T, H]; appends T tokens to the cache."""
         spec, tokens = self._spec, x.shape[0]
         query = self._query(x).view(tokens, spec.num_heads, -1)
         gate = None

@@ -22,7 +22,7 @@ class Dense:
         return self._matrices.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, H] -> [T, H]."""
+        """X [T, H] -> [T, H]."""
         return self._ops.swiglu(x, self._matrices.gate, self._matrices.up, self._matrices.down)
 
 
@@ -49,7 +49,7 @@ class MixtureOfExperts:
         return self._router.nbytes + shared + self._spec.top_k * self._expert(0).nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, H] -> [T, H]."""
+        """X [T, H] -> [T, H]."""
         routing = self._ops.route(x, self._router, self._spec.top_k, self._spec.normalize_top_k)
         result = self._ops.experts(x, routing, self._expert)
         if self._shared and self._shared_gate:

@@ -34,12 +34,12 @@ class GatedDeltaNet:
         return sum(linear.nbytes for linear in (*self._inputs.values(), self._output)) + self._conv.nbytes
 
     def __call__(self, x: Tensor, state: DeltaState) -> Tensor:
-        """x [T, H] -> [T, H]; advances the state by T tokens."""
+        """X [T, H] -> [T, H]; advances the state by T tokens."""
         spec, tokens = self._spec, x.shape[0]
         outputs = {name: linear(x) for name, linear in self._inputs.items()}
         qkv, z, b, a = _ungroup(outputs, spec) if spec.grouped else outputs.values()
         mixed, state.conv = self._ops.causal_conv(qkv, state.conv, self._conv)
-        query, key, value = mixed.split((spec.key_dim, spec.key_dim, spec.value_dim), dim=-1)
+        query, key, value = torch.split(mixed, (spec.key_dim, spec.key_dim, spec.value_dim), dim=-1)
         inputs = DeltaInputs(
             query.view(tokens, spec.num_key_heads, spec.key_head_dim),
             key.view(tokens, spec.num_key_heads, spec.key_head_dim),
@@ -75,7 +75,7 @@ def _ungroup(outputs: dict[str, Tensor], spec: GatedDeltaSpec) -> tuple[Tensor, 
     tokens, heads = outputs["ba"].shape[0], spec.num_key_heads
     ratio = spec.num_value_heads // heads
     widths = (spec.key_head_dim, spec.key_head_dim, ratio * spec.value_head_dim, ratio * spec.value_head_dim)
-    query, key, value, z = outputs["qkvz"].view(tokens, heads, -1).split(widths, dim=-1)
+    query, key, value, z = torch.split(outputs["qkvz"].view(tokens, heads, -1), widths, dim=-1)
     b, a = outputs["ba"].view(tokens, heads, -1).chunk(2, dim=-1)
     qkv = torch.cat([part.reshape(tokens, -1) for part in (query, key, value)], dim=-1)
     return qkv, z.reshape(tokens, -1), b.reshape(tokens, -1), a.reshape(tokens, -1)

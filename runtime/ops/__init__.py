@@ -47,13 +47,13 @@ class Ops(Protocol):
         """Rows [T, H] of the embedding table."""
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """x [T, K] times weight [N, K] transposed: [T, N]."""
+        """X [T, K] times weight [N, K] transposed: [T, N]."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-        """x / rms(x) * (offset + weight) over the last axis."""
+        """X / rms(x) * (offset + weight) over the last axis."""
 
     def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight * silu(gate) over the last axis."""
+        """X / rms(x) * weight * silu(gate) over the last axis."""
 
     def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
         """Rotary embedding of the first `rotary_dim` dims of x [T, h, d], halves paired; positions [T]."""
@@ -62,10 +62,10 @@ class Ops(Protocol):
         """Causal attention of the last T of S tokens: query [T, h, d], key and value [S, kv heads, d]; [T, h, d]."""
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x * sigmoid(gate), broadcast."""
+        """X * sigmoid(gate), broadcast."""
 
     def causal_conv(self, x: Tensor, history: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """silu of a depthwise causal convolution: x [T, C], history [taps - 1, C], weight [C, 1, taps].
+        """Silu of a depthwise causal convolution: x [T, C], history [taps - 1, C], weight [C, 1, taps].
 
         Returns the output [T, C] and the new history.
         """

@@ -10,13 +10,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mosaic.format.e4m3 import BLOCK
+from mosaic.format.e4m3 import BLOCK, VALUES
 from mosaic.runtime.ops import DeltaInputs, Routing
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
 
 EXACT = torch.float64
 L2_EPS = 1e-6  # of the query and key normalisation; a constant, not the model's rms_norm_eps
 ROWS = 32 * BLOCK  # rows of a matrix that are dequantised at a time
+
+_CODE_VALUES = torch.tensor(VALUES, dtype=EXACT)
 
 
 class ReferenceOps:
@@ -123,7 +125,7 @@ class ReferenceOps:
     def experts(self, x: Tensor, routing: Routing, expert: Callable[[int], Expert]) -> Tensor:
         """See Ops. Tokens grouped by expert; one expert dequantised at a time."""
         outputs = x.new_empty(*routing.experts.shape, x.shape[-1])  # [T, top_k, H]
-        for number in routing.experts.unique().tolist():
+        for number in sorted(set(routing.experts.flatten().tolist())):
             tokens, ranks = torch.nonzero(routing.experts == number, as_tuple=True)
             weights = expert(number)
             outputs[tokens, ranks] = self.swiglu(x[tokens], weights.gate, weights.up, weights.down)
@@ -134,10 +136,11 @@ def _exact(weight: Weight, first: int, last: int) -> Tensor:
     """Rows [first, last) of a weight in float64; `first` is the start of a block."""
     if not isinstance(weight, E4M3Matrix):
         return weight[first:last].to(EXACT)
-    codes = weight.codes[first:last].view(torch.float8_e4m3fn).to(EXACT)
+    codes = weight.codes[first:last]
+    values = _CODE_VALUES.index_select(0, codes.reshape(-1).int()).view(codes.shape)  # 5 x torch's own float8 cast
     scales = weight.scales[first // BLOCK : -(-last // BLOCK)].to(EXACT)
     spread = scales.repeat_interleave(BLOCK, 0)[: codes.shape[0]].repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
-    return codes * spread
+    return values.mul_(spread)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -146,7 +149,7 @@ def _rms(x: Tensor, eps: float) -> Tensor:
 
 
 def _per_head(inputs: DeltaInputs) -> tuple[Tensor, ...]:
-    """query (scaled), key, value [value heads, T, d], log_decay, beta [value heads, T], in float64.
+    """Query (scaled), key, value [value heads, T, d], log_decay, beta [value heads, T], in float64.
 
     Query and key are normalised, and value head h reads key head h // (value heads / key heads).
     """

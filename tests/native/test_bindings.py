@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from mosaic import _native
 
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
 from mosaic import _native
 
 E4M3 = ml_dtypes.float8_e4m3fn

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+
 from support import fp8, listing, oracle
 from support.tiny import Tiny, build_tensors, write_checkpoint, write_tokenizer
 

@@ -1,4 +1,4 @@
-"""The held-out texts: their files, how a file splits into documents, and the token windows that perplexity is taken over.
+"""The held-out texts: their files, how a file splits into documents, and the windows that perplexity is taken over.
 
 Three texts, because a model may keep one style and lose another: chapters of a Bible, chapters of Jane Austen, and
 chats made from those chapters. corpus.py writes them; tokenizer.py and evaluate.py read them back, so both see the
@@ -40,7 +40,7 @@ def read(folder: Path) -> dict[str, list[str]]:
 
 
 def windows(tokens: NDArray[np.int64], batch: int) -> Iterator[NDArray[np.int64]]:
-    """Yields [<= batch, WINDOW + 1]: inputs and, shifted by one, targets. Windows do not overlap; a short tail is cut."""
+    """Yields [<= batch, WINDOW + 1]: inputs and, shifted by one, targets. No overlap; a short tail is cut."""
     starts = range(0, len(tokens) - WINDOW - 1, WINDOW)
     for first in range(0, len(starts), batch):
         yield np.stack([tokens[start : start + WINDOW + 1] for start in starts[first : first + batch]])

@@ -88,7 +88,7 @@ class Routing:
     load: Tensor  # [experts] int64: tokens sent to each expert
 
 
-# Mathematics. Functions of tensors, compiled when first called (torch.compiler.set_stance("force_eager") turns that off).
+# Mathematics. Functions of tensors, compiled on first call (torch.compiler.set_stance("force_eager") turns that off).
 
 
 @torch.compile(dynamic=False)
@@ -200,7 +200,7 @@ def delta_rule_scan(
 
 @torch.compile(dynamic=False)
 def gated_output_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [B, H, N, c, v], z [B, T, H v] -> [B, T, H v] bfloat16. This weight is not zero-centred."""
+    """[B, H, N, c, v] and z [B, T, H v] -> [B, T, H v] bfloat16. This weight is not zero-centred."""
     batch, heads, chunks, chunk, width = x.shape
     tokens = chunks * chunk
     x = x.reshape(batch, heads, tokens, width).transpose(1, 2)
@@ -395,7 +395,7 @@ class MixtureOfExperts(nn.Module):
         self.gate = Weight(torch.zeros(shape.experts, shape.hidden))
         self.experts = Experts(shape)
         self.shared_expert = SharedExpert(shape)
-        self.shared_expert_gate = Linear(shape.hidden, 1)
+        self.shared_expert_gate = Linear(shape.hidden, 1)  # applied in float32, as the router is
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routing]:
         """[B, T, hidden] float32 -> the same shape, and what the router did."""

@@ -4,7 +4,7 @@ The tokenizer follows the family's: same pre-tokenisation, same special tokens, 
 is small. Learned entries come first, special tokens last, so `<|endoftext|>` is 4080 and `</think>` 4095.
 
     WORK/tokenizer.json
-    WORK/train.bin, WORK/val_{bible,austen,chat}.bin     [tokens] little-endian uint16, `<|endoftext|>` after each document
+    WORK/train.bin, WORK/val_{bible,austen,chat}.bin    [tokens] little-endian uint16, `<|endoftext|>` after each text
 """
 
 import argparse

@@ -61,7 +61,7 @@ NOT_FOR_MUON = (ROUTER, "conv1d.weight", "in_proj_a.weight", "in_proj_b.weight",
 
 
 class Muon:
-    """Momentum whose update is made orthogonal, matrix by matrix. A fused tensor is a stack of matrices [..., out, in]."""
+    """Momentum whose update is made orthogonal, matrix by matrix; a fused tensor is a stack of matrices."""
 
     WEIGHT_DECAY = 0.01
     MOMENTUM = (0.85, 0.95)  # first and last value
