@@ -60,7 +60,7 @@ def quantize(weights: Floats) -> tuple[Codes, Scales]:
     """Codes [N, K] and bfloat16 scales [ceil(N/128), ceil(K/128)] of finite float32 weights [N, K], rule `amax`."""
     blocks = to_blocks(weights)
     scales = block_scales(np.abs(blocks).max(axis=(1, 3), initial=0.0))
-    quotients: Floats = blocks / scales.astype(np.float32)[:, None, :, None]
+    quotients = np.divide(blocks, scales.astype(np.float32)[:, None, :, None], dtype=np.float32)
     codes = encode(quotients)
     scales[~(codes & 0x7F).any(axis=(1, 3))] = 1.0  # nothing but zeros left: any scale would do, so one is fixed
     return from_blocks(codes, weights.shape), scales

@@ -126,7 +126,7 @@ class Engine:
     def _extends(past: list[int], prompt: Sequence[int]) -> bool:
         return len(past) < len(prompt) and past == list(prompt[: len(past)])
 
-    def _prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def _prefill(self, tokens: Sequence[int]) -> NDArray[np.floating]:
         first = 0
         while True:
             last = min(first + PREFILL_CHUNK - len(self._tokens) % PREFILL_CHUNK, len(tokens))
@@ -135,10 +135,9 @@ class Engine:
             self._advance(tokens[first:last])
             first = last
 
-    def _run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def _run(self, tokens: Sequence[int]) -> NDArray[np.floating]:
         """Logits [V] after some tokens."""
-        logits: NDArray[np.float32] = self.model.logits(self._advance(tokens)[-1:])[0].numpy()
-        return logits
+        return self.model.logits(self._advance(tokens)[-1:])[0].numpy()
 
     def _advance(self, tokens: Sequence[int]) -> Tensor:
         """Final hidden states of some tokens. Interrupted half-way, the conversation starts anew."""

@@ -63,7 +63,7 @@ class Sampler:
         self._random = np.random.default_rng(seed)
         self._num_tokens = num_tokens
 
-    def choose(self, logits: NDArray[np.float32]) -> int:
+    def choose(self, logits: NDArray[np.floating]) -> int:
         """A token id for logits [V]; ids from `num_tokens` on are padding and never chosen."""
         logits = logits[: self._num_tokens].astype(np.float64)
         if self._sampling.temperature == 0:

@@ -13,21 +13,20 @@ from mosaic.format.tensors import TensorSpec
 class Architecture(Protocol):
     """What an architecture file offers."""
 
-    MODEL_TYPES: tuple[str, ...]
+    @property
+    def MODEL_TYPES(self) -> tuple[str, ...]:  # noqa: N802 - a constant of the module
+        """The top-level model_type values of the family."""
 
-    @staticmethod
-    def parse(config: dict[str, Any], file: Path) -> ModelSpec:
+    def parse(self, config: dict[str, Any], file: Path) -> ModelSpec:
         """The spec of a config.json; InputError for what Mosaic cannot run faithfully."""
 
-    @staticmethod
-    def tensors(spec: ModelSpec, config: dict[str, Any], names: Collection[str]) -> list[TensorSpec]:
+    def tensors(self, spec: ModelSpec, config: dict[str, Any], names: Collection[str]) -> list[TensorSpec]:
         """The tensors a checkpoint must consist of, in output order, given the names it lists.
 
         The names decide between equally legal layouts and whether the optional parts (vision, MTP) are there.
         """
 
-    @staticmethod
-    def skip_list(unquantized: list[TensorSpec]) -> list[str]:
+    def skip_list(self, unquantized: list[TensorSpec]) -> list[str]:
         """`modules_to_not_convert` for the tensors that are not stored as E4M3."""
 
 

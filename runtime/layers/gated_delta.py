@@ -39,7 +39,7 @@ class GatedDeltaNet:
         outputs = {name: linear(x) for name, linear in self._inputs.items()}
         qkv, z, b, a = _ungroup(outputs, spec) if spec.grouped else outputs.values()
         mixed, state.conv = self._ops.causal_conv(qkv, state.conv, self._conv)
-        query, key, value = torch.split(mixed, (spec.key_dim, spec.key_dim, spec.value_dim), dim=-1)
+        query, key, value = torch.split(mixed, [spec.key_dim, spec.key_dim, spec.value_dim], dim=-1)
         inputs = DeltaInputs(
             query.view(tokens, spec.num_key_heads, spec.key_head_dim),
             key.view(tokens, spec.num_key_heads, spec.key_head_dim),
@@ -74,7 +74,7 @@ def _ungroup(outputs: dict[str, Tensor], spec: GatedDeltaSpec) -> tuple[Tensor, 
     """
     tokens, heads = outputs["ba"].shape[0], spec.num_key_heads
     ratio = spec.num_value_heads // heads
-    widths = (spec.key_head_dim, spec.key_head_dim, ratio * spec.value_head_dim, ratio * spec.value_head_dim)
+    widths = [spec.key_head_dim, spec.key_head_dim, ratio * spec.value_head_dim, ratio * spec.value_head_dim]
     query, key, value, z = torch.split(outputs["qkvz"].view(tokens, heads, -1), widths, dim=-1)
     b, a = outputs["ba"].view(tokens, heads, -1).chunk(2, dim=-1)
     qkv = torch.cat([part.reshape(tokens, -1) for part in (query, key, value)], dim=-1)

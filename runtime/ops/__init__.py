@@ -1,7 +1,8 @@
 """The seam between the model and arithmetic: one table of operations, several implementations.
 
 `reference` (torch, slow) is the specification. Shapes: T tokens, S tokens seen so far including these T, H hidden,
-N x K a matrix, E experts, C convolution channels, h heads, d dims of a head. Activations are float32.
+N x K a matrix, E experts, C convolution channels, h heads, d dims of a head. An implementation chooses the float type
+of activations and recurrent states.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from mosaic.runtime.weights import Expert, Weight
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts each token uses: `experts` int64 [T, top_k], `weights` float32 [T, top_k], best first."""
+    """Which experts each token uses: `experts` int64 [T, top_k], `weights` [T, top_k], best first."""
 
     experts: Tensor
     weights: Tensor

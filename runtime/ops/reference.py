@@ -1,7 +1,7 @@
 """The specification of every operation: torch on the CPU, slow and exact.
 
-Each operation computes in float64 and rounds its result to float32 once. So a result does not depend on how tokens
-are grouped into calls beyond that one rounding, and a faster implementation can be held to a tight bound.
+Everything is float64, activations and recurrent states too; only weights and the KV cache are rounded, as they are
+stored. So how tokens are grouped into calls does not show, and a faster implementation can be held to a tight bound.
 Maths and traps: docs/DESIGN.md, section 4.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu, softplus
 
 from mosaic.format.e4m3 import BLOCK, VALUES
 from mosaic.runtime.ops import DeltaInputs, Routing
@@ -26,21 +27,21 @@ class ReferenceOps:
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
         """See Ops."""
-        return table[ids].float()
+        return table[ids].to(EXACT)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See Ops. At most ROWS rows of the matrix exist in float at any time."""
         rows = weight.shape[0]
         parts = [x.to(EXACT) @ _exact(weight, first, min(first + ROWS, rows)).T for first in range(0, rows, ROWS)]
-        return torch.cat(parts, dim=-1).float()
+        return torch.cat(parts, dim=-1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """See Ops."""
-        return (_rms(x, eps) * (offset + weight.to(EXACT))).float()
+        return _rms(x, eps) * (offset + weight.to(EXACT))
 
     def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
         """See Ops."""
-        return (_rms(x, eps) * weight.to(EXACT) * torch.nn.functional.silu(gate.to(EXACT))).float()
+        return _rms(x, eps) * weight.to(EXACT) * silu(gate.to(EXACT))
 
     def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
         """See Ops."""
@@ -49,24 +50,24 @@ class ReferenceOps:
         cos, sin = angles.cos(), angles.sin()
         first, second = x[..., :rotary_dim].to(EXACT).chunk(2, dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return torch.cat((turned.float(), x[..., rotary_dim:]), dim=-1)
+        return torch.cat((turned, x[..., rotary_dim:].to(EXACT)), dim=-1)
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See Ops. One head at a time, so that scratch is T x S."""
         tokens, heads, dim = query.shape
         seen, kv_heads, _ = key.shape
         future = torch.arange(seen) > torch.arange(seen - tokens, seen)[:, None]
-        result = torch.empty(tokens, heads, dim)
+        result = torch.empty(tokens, heads, dim, dtype=EXACT)
         for head in range(heads):
             kv_head = head // (heads // kv_heads)
             scores = query[:, head].to(EXACT) @ key[:, kv_head].to(EXACT).T * dim**-0.5
             shares = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
-            result[:, head] = (shares @ value[:, kv_head].to(EXACT)).float()
+            result[:, head] = shares @ value[:, kv_head].to(EXACT)
         return result
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Ops."""
-        return (x.to(EXACT) * gate.to(EXACT).sigmoid()).float()
+        return x.to(EXACT) * gate.to(EXACT).sigmoid()
 
     def causal_conv(self, x: Tensor, history: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops. The last tap multiplies the current token."""
@@ -74,12 +75,12 @@ class ReferenceOps:
         padded = torch.cat((history, x))
         total = sum(padded[tap : tap + tokens].to(EXACT) * weight[:, 0, tap].to(EXACT) for tap in range(taps))
         assert isinstance(total, Tensor)
-        return torch.nn.functional.silu(total).float(), padded[-(taps - 1) :].clone()
+        return silu(total), padded[-(taps - 1) :].clone()
 
     def delta_gates(self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops."""
-        rate = torch.nn.functional.softplus(a.to(EXACT) + dt_bias.to(EXACT))
-        return (-a_log.to(EXACT).exp() * rate).float(), b.to(EXACT).sigmoid().float()
+        rate = softplus(a.to(EXACT) + dt_bias.to(EXACT))
+        return -a_log.to(EXACT).exp() * rate, b.to(EXACT).sigmoid()
 
     def delta_step(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops. The output is read after the write."""
@@ -87,7 +88,7 @@ class ReferenceOps:
         state = state.to(EXACT) * log_decay.exp()[:, None, None]
         predicted = torch.einsum("hkv,hk->hv", state, key)
         state = state + key[:, :, None] * (beta[:, None] * (value - predicted))[:, None, :]
-        return torch.einsum("hkv,hk->hv", state, query)[None].float(), state.float()
+        return torch.einsum("hkv,hk->hv", state, query)[None], state
 
     def delta_chunk(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops. The WY form of the delta rule: one triangular solve instead of a walk over the tokens.
@@ -106,30 +107,30 @@ class ReferenceOps:
         writes = solved[..., : value.shape[-1]] - solved[..., value.shape[-1] :] @ start
         output = (total.exp()[..., None] * query) @ start + (query @ key.mT * decay) @ writes
         end = total[:, -1:, None].exp() * start + ((total[:, -1:] - total).exp()[..., None] * key).mT @ writes
-        return output.transpose(0, 1).float(), end.float()
+        return output.transpose(0, 1), end
 
     def route(self, x: Tensor, router: Weight, top_k: int, normalize: bool) -> Routing:
         """See Ops."""
-        shares = self.linear(x, router).to(EXACT).softmax(dim=-1)
+        shares = self.linear(x, router).softmax(dim=-1)
         ordered, experts = shares.sort(dim=-1, descending=True, stable=True)
         weights = ordered[:, :top_k]
         if normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return Routing(experts[:, :top_k], weights.float())
+        return Routing(experts[:, :top_k], weights)
 
     def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
         """See Ops."""
-        hidden = torch.nn.functional.silu(self.linear(x, gate).to(EXACT)) * self.linear(x, up).to(EXACT)
-        return self.linear(hidden.float(), down)
+        hidden = silu(self.linear(x, gate)) * self.linear(x, up)
+        return self.linear(hidden, down)
 
     def experts(self, x: Tensor, routing: Routing, expert: Callable[[int], Expert]) -> Tensor:
         """See Ops. Tokens grouped by expert; one expert dequantised at a time."""
-        outputs = x.new_empty(*routing.experts.shape, x.shape[-1])  # [T, top_k, H]
+        outputs = torch.empty(*routing.experts.shape, x.shape[-1], dtype=EXACT)  # [T, top_k, H]
         for number in sorted(set(routing.experts.flatten().tolist())):
             tokens, ranks = torch.nonzero(routing.experts == number, as_tuple=True)
             weights = expert(number)
             outputs[tokens, ranks] = self.swiglu(x[tokens], weights.gate, weights.up, weights.down)
-        return (outputs.to(EXACT) * routing.weights.to(EXACT)[..., None]).sum(dim=1).float()
+        return (outputs * routing.weights[..., None]).sum(dim=1)
 
 
 def _exact(weight: Weight, first: int, last: int) -> Tensor:

@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 BLOCK = 128
 REACH = 4  # the cancelling sizes go from 2^-4 to 2^4
-BRANCH = 0.8  # gain of the matrices that write into the residual stream
+BRANCH = 0.4  # more would let float32 round-off grow past 1e-4 of the logits in transformers itself
 
 
 class Draw:
@@ -90,6 +90,11 @@ def _dtype(tiny: Tiny, name: str) -> torch.dtype:
     return torch.float32 if wide else getattr(torch, tiny.dtype)
 
 
+def _branch(tiny: Tiny) -> float:
+    """Gain of the matrices that write into the residual stream; against a small tied embedding, a small one."""
+    return BRANCH / 2 if tiny.tie else BRANCH
+
+
 def _norm(draw: Draw, tiny: Tiny, p: str, size: int, gain: float = 1.0) -> Tensors:
     """[size]; the hybrid families store the gain less one."""
     return {f"{p}.weight": draw.normal(p, size, std=0.15, mean=gain - tiny.hybrid)}
@@ -115,7 +120,7 @@ def _attention(draw: Draw, tiny: Tiny, p: str) -> Tensors:
     q = draw.linear(f"{p}.q_proj", tiny.heads * q_dim, hidden, 1.3)
     k = draw.linear(f"{p}.k_proj", tiny.kv_heads * dim, hidden, 1.3)
     v = draw.linear(f"{p}.v_proj", tiny.kv_heads * dim, hidden)
-    o = draw.linear(f"{p}.o_proj", hidden, tiny.heads * dim, BRANCH)
+    o = draw.linear(f"{p}.o_proj", hidden, tiny.heads * dim, _branch(tiny))
     return {
         f"{p}.q_proj.weight": q * q_sizes.repeat_interleave(q_dim)[:, None],
         f"{p}.k_proj.weight": k * k_sizes.repeat_interleave(dim)[:, None],
@@ -138,7 +143,7 @@ def _gated_delta(draw: Draw, tiny: Tiny, p: str) -> Tensors:
     tensors[f"{p}.conv1d.weight"] = draw.normal(f"{p}.conv1d", channels, 1, tiny.conv_kernel, std=0.5)
     tensors[f"{p}.conv1d.weight"] /= sizes[:, None, None]
     tensors[f"{p}.norm.weight"] = draw.normal(f"{p}.norm", tiny.linear_value_dim, std=0.15, mean=1.0)  # gain itself
-    tensors[f"{p}.out_proj.weight"] = draw.linear(f"{p}.out_proj", tiny.hidden, values, BRANCH)
+    tensors[f"{p}.out_proj.weight"] = draw.linear(f"{p}.out_proj", tiny.hidden, values, _branch(tiny))
     if tiny.nested:
         projections = {"in_proj_qkv": qkv, "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
     else:
@@ -171,7 +176,7 @@ def _mlp(draw: Draw, tiny: Tiny, p: str, inter: int, place: int = 1) -> Tensors:
     sizes = whole * draw.powers(f"{p}.up_proj:rows", inter)
     gate = draw.linear(f"{p}.gate_proj", inter, tiny.hidden, 1.5 * 2.0 ** (place % 3 - 1))  # this one is felt
     up = draw.linear(f"{p}.up_proj", inter, tiny.hidden, 1.5)
-    down = draw.linear(f"{p}.down_proj", tiny.hidden, inter, BRANCH)
+    down = draw.linear(f"{p}.down_proj", tiny.hidden, inter, _branch(tiny))
     return {
         f"{p}.gate_proj.weight": gate,
         f"{p}.up_proj.weight": up * sizes[:, None],

