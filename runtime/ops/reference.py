@@ -2,7 +2,7 @@
 
 Everything is float64, activations and recurrent states too; only weights and the KV cache are rounded, as they are
 stored. So how tokens are grouped into calls does not show, and a faster implementation can be held to a tight bound.
-Maths and traps: docs/DESIGN.md, section 4.
+Maths and traps: docs/MODELS.md, section 3.
 """
 
 from collections.abc import Callable

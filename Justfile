@@ -1,0 +1,53 @@
+# Every recipe works in .venv, which `setup` makes and keeps up to date. `just --list` shows what there is.
+
+python := env("PYTHON", "python3")
+bin := justfile_directory() / ".venv" / "bin"
+
+_default:
+    @just --list
+
+# Convert the embedded demo checkpoint into a temporary folder, show what it cost, generate text.
+demo: setup
+    #!/usr/bin/env bash
+    set -euo pipefail
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    say() { printf '\n$ %s\n' "$*"; "{{ bin }}/$1" "${@:2}"; }
+    say mosaic-convert recipes/demo/checkpoint "$folder/demo"
+    say mosaic-verify "$folder/demo"
+    say mosaic-run "$folder/demo" "Tell me about Ruth 1." --max-tokens 80 --seed 3 --stats
+    say mosaic-run "$folder/demo" --raw "Mr. Darcy looked at Elizabeth and" --max-tokens 80 --seed 3 --stats
+
+# Install what the tests need and run all of them that are quick.
+test: (setup "[test]") lint
+    {{ bin }}/python -m pytest
+
+# The tests that take minutes: whole perplexities, the wheel in a fresh environment.
+test-slow: (setup "[test]")
+    {{ bin }}/python -m pytest -m slow
+
+# Style and formatting; types are a test (tests/test_typing.py).
+lint: (setup "[test]")
+    {{ bin }}/ruff check .
+    {{ bin }}/ruff format --check .
+
+# Reformat the sources.
+format: (setup "[test]")
+    {{ bin }}/ruff check --fix .
+    {{ bin }}/ruff format .
+
+# Build the wheel into dist/.
+wheel: setup
+    {{ bin }}/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# Make .venv, or bring it up to date with pyproject.toml and the native sources.
+setup extras="":
+    #!/usr/bin/env bash
+    set -euo pipefail
+    [ -x "{{ bin }}/python" ] || "{{ python }}" -m venv .venv
+    state=$(cat pyproject.toml native/CMakeLists.txt native/src/* | sha256sum | cut -d ' ' -f 1)
+    stamp=".venv/installed{{ extras }}"
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
+        "{{ bin }}/python" -m pip install --quiet --disable-pip-version-check -e ".{{ extras }}"
+        echo "$state" > "$stamp"
+    fi
