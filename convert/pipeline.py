@@ -39,7 +39,7 @@ def convert(plan: ConversionPlan, out: Path, *, workers: int, overwrite: bool, q
         done = [shard for shard in plan.shards if _finished(plan, shard, out)]
         left = [shard for shard in plan.shards if shard not in done]
         _check_space(plan, out, sum(shard.layout.nbytes for shard in left))
-        with tqdm(total=plan.tensor_bytes, unit="B", unit_scale=True, disable=quiet, desc="convert") as bar:
+        with tqdm(total=plan.tensor_bytes, unit="B", unit_scale=True, disable=quiet or None, desc="convert") as bar:
             bar.update(sum(entry.nbytes for shard in done for entry in shard.layout.entries))
             _run(plan, left, out, workers, bar)
         _complete(plan, out)

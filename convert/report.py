@@ -46,12 +46,12 @@ def summary(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per role, part and treatment, in order of appearance."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for entry in entries:
-        groups.setdefault((entry["role"], entry["part"], entry["treatment"], entry["dtype"]), []).append(entry)
+        groups.setdefault((entry["role"], entry["part"], entry["treatment"]), []).append(entry)
     return [_row(key, members) for key, members in groups.items()]
 
 
 def _row(key: tuple[str, ...], members: list[dict[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = dict(zip(("role", "part", "treatment", "dtype"), key, strict=True))
+    row: dict[str, Any] = dict(zip(("role", "part", "treatment"), key, strict=True))
     sizes = [prod(member["shape"]) for member in members]
     row |= {"tensors": len(members), "weights": sum(sizes), "nbytes": sum(member["nbytes"] for member in members)}
     measured = [(member, size) for member, size in zip(members, sizes, strict=True) if "signal" in member]

@@ -287,16 +287,7 @@ def _index_rows(model: _Model) -> Iterator[str]:
 def _expected_row(model: _Model, key: tuple[int, int], members: list[Stored]) -> tuple[Any, ...]:
     weights = [model.tensors[member.weight.name] for member in members]
     scales = [model.tensors[member.scale.name] for member in members if member.scale]
-    return (
-        *key,
-        weights[0].file.name.encode(),
-        weights[0].dtype.encode(),
-        scales[0].dtype.encode() if scales else index.NO_SCALES.encode(),
-        weights[0].offset,
-        *(weight.nbytes for weight in weights),
-        scales[0].offset if scales else 0,
-        sum(scale.nbytes for scale in scales),
-    )
+    return (*key, *index.place(weights, scales))
 
 
 def _checksums(model: _Model) -> Iterator[str]:

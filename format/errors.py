@@ -7,11 +7,9 @@ escapes is a bug of ours and shows its traceback.
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 EXIT_CHECK_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 
 
 class InputError(Exception):
@@ -33,18 +31,10 @@ class InputError(Exception):
         super().__init__("\n".join([problem, *(f"  {name + ':':<10}{value}" for name, value in self.facts.items())]))
 
 
-def run_program(program: Callable[[], object]) -> NoReturn:
-    """Run a command-line program to its exit code: 2 for an `InputError`, 130 for Ctrl-C, 0 when it returns."""
+def run_program(program: Callable[[], object]) -> None:
+    """Run a typer program: an `InputError` becomes its text and exit code 2. Ctrl-C (130) is typer's own."""
     try:
         program()
-        sys.stdout.flush()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output went away (`| head`): no error of ours
-        sys.stderr.close()
-        sys.exit(EXIT_INTERRUPTED)
-    sys.exit(0)

@@ -4,6 +4,7 @@ One row per (layer, expert), sorted; the runtime reads an expert with one read o
 """
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.format.errors import InputError
+from mosaic.format.shard import TensorInfo
 
 EXPERTS_FILE = "experts.npy"
 NO_SCALES = "NONE"
@@ -34,6 +36,19 @@ ROW = np.dtype(
 )
 
 Rows = NDArray[Any]
+
+
+def place(weights: Sequence[TensorInfo], scales: Sequence[TensorInfo]) -> tuple[bytes | int, ...]:
+    """The columns from `shard` to `scale_nbytes` of an expert whose gate, up and down stand where the headers say."""
+    return (
+        weights[0].file.name.encode(),
+        weights[0].dtype.encode(),
+        (scales[0].dtype if scales else NO_SCALES).encode(),
+        weights[0].offset,
+        *(weight.nbytes for weight in weights),
+        scales[0].offset if scales else 0,
+        sum(scale.nbytes for scale in scales),
+    )
 
 
 def crc32c(data: bytes | memoryview, value: int = 0) -> int:

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mosaic.format.errors import InputError
+
 FOLDER = Path(__file__).parent
 DEMO_CHECKPOINT = FOLDER / "demo" / "checkpoint"
 
@@ -26,17 +28,24 @@ def demo_model() -> Path:
     if (model / "mosaic.json").is_file():
         return model
     print(f"converting the embedded demo into {model}", file=sys.stderr)
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        made = Path(scratch) / "demo"
-        command = [sys.executable, "-m", "mosaic.convert.cli", str(DEMO_CHECKPOINT), str(made), "--quiet"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        shutil.rmtree(model, ignore_errors=True)
-        try:
-            made.rename(model)
-        except OSError:  # another process was faster
-            if not model.is_dir():
-                raise
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            made = Path(scratch) / "demo"
+            command = [sys.executable, "-m", "mosaic.convert.cli", str(DEMO_CHECKPOINT), str(made), "--quiet"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            if not (model / "mosaic.json").is_file():
+                shutil.rmtree(model, ignore_errors=True)  # nothing we wrote: a finished one appears by rename
+                made.rename(model)
+    except (OSError, subprocess.CalledProcessError) as error:
+        if not (model / "mosaic.json").is_file():  # else another process was faster
+            raise InputError(
+                "the demo cannot be converted into the cache folder",
+                file=cache,
+                found=error,
+                expected="a folder that can be written to",
+                remedy="set XDG_CACHE_HOME to another folder, or mosaic-convert the demo checkpoint yourself",
+            ) from error
     return model
 
 

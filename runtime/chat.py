@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mosaic.format.errors import InputError
@@ -18,6 +20,17 @@ CONFIG_FILE = "tokenizer_config.json"
 
 Message = Mapping[str, Any]
 
+#: What a template can raise: it is a program, and not ours.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+
 
 class ChatTemplate:
     """The chat template of a model directory."""
@@ -26,7 +39,10 @@ class ChatTemplate:
         config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
         own = folder / TEMPLATE_FILE
         self._file = own if own.is_file() else folder / CONFIG_FILE
-        text = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
+        try:
+            text = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
+        except UnicodeDecodeError as error:
+            raise self._refused(error) from error
         if not isinstance(text, str):
             raise InputError(
                 "the model directory has no chat template",
@@ -38,7 +54,9 @@ class ChatTemplate:
         self._names = {
             name: token for name in ("bos_token", "eos_token", "pad_token") if (token := _token(config, name))
         }
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
         try:
@@ -52,14 +70,14 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, add_generation_prompt=True, tools=None, **self._names, **variables
             )
-        except jinja2.TemplateError as error:
+        except _TEMPLATE_ERRORS as error:
             raise self._refused(error) from error
 
-    def _refused(self, error: jinja2.TemplateError) -> InputError:
+    def _refused(self, error: Exception) -> InputError:
         return InputError(
             "the chat template does not accept this conversation",
             file=self._file,
-            found=error.message or type(error).__name__,
+            found=str(error) or type(error).__name__,
             remedy="change the messages, or give --raw to continue plain text",
         )
 
@@ -70,9 +88,26 @@ def _token(config: Mapping[str, Any], name: str) -> str | None:
     return value.get("content") if isinstance(value, dict) else value
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """JSON without HTML escapes, as the templates were written for."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+class _Generation(Extension):
+    """`{% generation %}`: marks the assistant's text for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - the library's declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The body of the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes, with the arguments the templates were written for."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:

@@ -50,6 +50,8 @@ def command(
     interactive = prompt is None and sys.stdin.isatty()
     if not interactive and prompt in (None, "-"):
         prompt = sys.stdin.read()
+    if not interactive and not str(prompt).strip():
+        raise InputError("the prompt is empty", found=repr(prompt), expected="some text", remedy="write a prompt")
     folder = demo_model() if out is None else Path(out)
 
     from dataclasses import replace
@@ -144,6 +146,9 @@ def chat(answer: Answer, template: "ChatTemplate | None") -> None:
             messages.append({"role": "assistant", "content": reply})
         except KeyboardInterrupt:
             messages.pop()
+        except InputError as error:  # a full context, say: the chat itself can go on
+            messages.pop()
+            print(f"error: {error}", file=sys.stderr)
         print()
 
 

@@ -2,20 +2,20 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mosaic.format.errors import InputError
 from mosaic.format.layout import CONFIG_FILE
 from mosaic.format.source import read_json
+from mosaic.runtime.conversation import Conversation
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.sampler import Sampler, Sampling, generation_defaults
-from mosaic.runtime.state import KVFormat, Snapshot
+from mosaic.runtime.sampler import Sampler, Sampling, generation_defaults, stop_tokens
+from mosaic.runtime.state import KVFormat
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.weights import Weights
 
@@ -53,21 +53,18 @@ class Stats:
         }
 
 
-@dataclass
 class Engine:
-    """One model with one conversation."""
+    """One model with one conversation. `context`: most tokens of prompt and answer together."""
 
-    model: HybridModel
-    tokenizer: Tokenizer
-    defaults: Sampling
-    stop: frozenset[int]
-    context: int
-    _tokens: list[int] = field(default_factory=list, init=False)  # those the state has seen
-    _turn: tuple[list[int], Snapshot] = field(init=False)  # tokens and state at the end of the last prompt
-
-    def __post_init__(self) -> None:
-        self._state = self.model.new_sequence()
-        self._turn = ([], self._state.snapshot())
+    def __init__(
+        self, model: HybridModel, tokenizer: Tokenizer, defaults: Sampling, stop: frozenset[int], context: int
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.defaults = defaults
+        self.stop = stop
+        self.context = context
+        self._conversation = Conversation(model)
 
     def generate(
         self, prompt: Sequence[int], sampling: Sampling, seed: int | None, max_tokens: int | None, stats: Stats
@@ -78,11 +75,15 @@ class Engine:
         stats.weight_bytes_per_token = self.model.nbytes_per_token
         stats.prompt_tokens = len(prompt)
         start = time.perf_counter()
-        stats.reused_tokens = self._rewind(prompt)
+        if not self._conversation.rewind(prompt):
+            old, self._conversation = self._conversation, Conversation(self.model)
+            old.release()
+        conversation = self._conversation
+        stats.reused_tokens = len(conversation.tokens)
         logits = self._prefill(prompt[stats.reused_tokens :])
-        self._turn = (list(self._tokens), self._state.snapshot())
+        conversation.mark()
         stats.prefill_seconds = time.perf_counter() - start
-        while True:
+        while len(conversation.tokens) < self.context:
             token = sampler.choose(logits)
             if token in self.stop:
                 stats.stop_reason = "stop token"
@@ -92,13 +93,13 @@ class Engine:
             if stats.generated_tokens == max_tokens:
                 stats.stop_reason = "max tokens"
                 return
-            if len(self._tokens) == self.context:
-                stats.stop_reason = "context full"
-                return
+            if len(conversation.tokens) + 1 == self.context:
+                break
             start = time.perf_counter()
             logits = self._run([token])
             stats.decode_seconds += time.perf_counter() - start
             stats.decoded_tokens += 1
+        stats.stop_reason = "context full"
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
@@ -111,49 +112,19 @@ class Engine:
                 remedy="shorten the prompt, or raise --context if the model allows it",
             )
 
-    def _rewind(self, prompt: Sequence[int]) -> int:
-        """Take the state to the longest known beginning of the prompt; its length. At least one token is left."""
-        past, snapshot = self._turn
-        if not self._extends(self._tokens, prompt):
-            if self._extends(past, prompt):
-                self._state.restore(snapshot)
-                self._tokens = list(past)
-            else:
-                self._reset()
-        return len(self._tokens)
-
-    @staticmethod
-    def _extends(past: list[int], prompt: Sequence[int]) -> bool:
-        return len(past) < len(prompt) and past == list(prompt[: len(past)])
-
     def _prefill(self, tokens: Sequence[int]) -> NDArray[np.floating]:
+        """Logits [V] after the tokens, computed in chunks that begin at multiples of PREFILL_CHUNK."""
         first = 0
         while True:
-            last = min(first + PREFILL_CHUNK - len(self._tokens) % PREFILL_CHUNK, len(tokens))
+            last = min(first + PREFILL_CHUNK - len(self._conversation.tokens) % PREFILL_CHUNK, len(tokens))
             if last == len(tokens):
                 return self._run(tokens[first:])
-            self._advance(tokens[first:last])
+            self._conversation.extend(tokens[first:last])
             first = last
 
     def _run(self, tokens: Sequence[int]) -> NDArray[np.floating]:
         """Logits [V] after some tokens."""
-        return self.model.logits(self._advance(tokens)[-1:])[0].numpy()
-
-    def _advance(self, tokens: Sequence[int]) -> Tensor:
-        """Final hidden states of some tokens. Interrupted half-way, the conversation starts anew."""
-        try:
-            hidden = self.model.hidden(tokens, self._state)
-        except BaseException:
-            self._reset()
-            raise
-        self._tokens.extend(tokens)
-        return hidden
-
-    def _reset(self) -> None:
-        self._state.release()
-        self._state = self.model.new_sequence()
-        self._tokens = []
-        self._turn = ([], self._state.snapshot())
+        return self.model.logits(self._conversation.extend(tokens)[-1:])[0].numpy()
 
 
 def load_engine(folder: Path, *, kv: KVFormat = KVFormat.BF16, context: int | None = None) -> Engine:
@@ -172,5 +143,4 @@ def load_engine(folder: Path, *, kv: KVFormat = KVFormat.BF16, context: int | No
 def _config_stop(folder: Path) -> frozenset[int]:
     """Stop tokens that config.json names beside generation_config.json."""
     config = read_json(folder / CONFIG_FILE)
-    stop = config.get("text_config", config).get("eos_token_id")
-    return frozenset(stop if isinstance(stop, list) else [] if stop is None else [stop])
+    return stop_tokens(config.get("text_config", config), folder / CONFIG_FILE)

@@ -1,7 +1,9 @@
 """Chooses the next token from logits: temperature, top-k, top-p, in this order. numpy only."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,14 +46,35 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
     """Defaults of a model directory; greedy and without stop tokens where the file is silent."""
     file = folder / GENERATION_FILE
     config = read_json(file) if file.is_file() else {}
-    stop = config.get("eos_token_id")
-    stop = frozenset(stop if isinstance(stop, list) else [] if stop is None else [stop])
+    stop = stop_tokens(config, file)
     if not config.get("do_sample", False):
         return GenerationDefaults(Sampling(temperature=0.0), stop)
-    values = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}  # the defaults of the file's own format
-    values |= {name: config[name] for name in values if config.get(name) is not None}
-    return GenerationDefaults(
-        Sampling(float(values["temperature"]), int(values["top_k"]), float(values["top_p"])), stop
+    # Where a key is absent, the defaults of the file's own format.
+    temperature, top_p = _number(config, file, "temperature", 1.0), _number(config, file, "top_p", 1.0)
+    return GenerationDefaults(Sampling(temperature, int(_number(config, file, "top_k", 50)), top_p), stop)
+
+
+def stop_tokens(config: Mapping[str, Any], file: Path) -> frozenset[int]:
+    """`eos_token_id` of a configuration file: one token, a list, or none."""
+    value = config.get("eos_token_id")
+    tokens = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(token) is not int for token in tokens):
+        raise _unusable(file, "eos_token_id", value, "a token number or a list of them")
+    return frozenset(tokens)
+
+
+def _number(config: Mapping[str, Any], file: Path, key: str, default: float) -> float:
+    value = config.get(key)
+    if value is None:
+        return default
+    if type(value) not in (int, float):
+        raise _unusable(file, key, value, "a number")
+    return float(value)
+
+
+def _unusable(file: Path, key: str, found: object, expected: str) -> InputError:
+    return InputError(
+        f"{key} is not usable", file=file, found=repr(found), expected=expected, remedy="copy the file again"
     )
 
 

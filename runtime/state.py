@@ -92,9 +92,10 @@ class KVCache:
     def cut(self, length: int) -> None:
         """Forget everything from token `length` on."""
         keep = -(-length // PAGE_TOKENS)
-        self._pool.free(self._pages[keep:])
-        del self._pages[keep:]
+        freed = self._pages[keep:]
+        del self._pages[keep:]  # first forgotten, then freed: interrupted in between, a page is lost and not shared
         self.length = length
+        self._pool.free(freed)
 
 
 class DeltaState:

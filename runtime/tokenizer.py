@@ -38,6 +38,8 @@ class Tokenizer:
                 expected="a byte-level BPE tokenizer (decoder ByteLevel)",
                 remedy="use the tokenizer.json of the model's own checkpoint",
             )
+        self._library.no_truncation()  # training-time settings that some files carry
+        self._library.no_padding()
         self._added = {number: token.content for number, token in self._library.get_added_tokens_decoder().items()}
         self._special = {n for n, token in self._library.get_added_tokens_decoder().items() if token.special}
 
@@ -48,7 +50,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids; special tokens in the text are recognised, none are added."""
-        return list(self._library.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self._library.encode(text, add_special_tokens=False).ids)
+        except TypeError as error:  # what the library says to a lone surrogate, Python's stand-in for a stray byte
+            raise InputError(
+                "the text is not UTF-8", found=ascii(text)[:60], expected="UTF-8", remedy="convert the text first"
+            ) from error
 
     def token_bytes(self, number: int) -> bytes:
         """The bytes a token stands for; special tokens stand for nothing."""
@@ -57,7 +64,11 @@ class Tokenizer:
         if number in self._added:
             return self._added[number].encode()
         token = self._library.id_to_token(number)
-        return b"" if token is None else bytes(_BYTE[character] for character in token)
+        if token is None:
+            return b""
+        if all(character in _BYTE for character in token):
+            return bytes(_BYTE[character] for character in token)
+        return token.encode()  # not in the byte alphabet: stands for itself, as in the library
 
     def decode(self, numbers: Iterable[int]) -> str:
         """All of a text at once."""

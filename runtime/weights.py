@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mosaic.format import architectures, layout
+from mosaic.format import architectures, index, layout
 from mosaic.format.catalog import Catalog, read_catalog
 from mosaic.format.errors import InputError
 from mosaic.format.shard import TensorInfo, read_header
@@ -94,6 +94,13 @@ class Weights:
         if spec.scale_name in self._infos:
             return E4M3Matrix(self._view(spec.name), self._view(spec.scale_name))
         return self._view(spec.name)
+
+    def expert_place(self, layer: int, expert: int) -> tuple[bytes | int, ...]:
+        """What the expert index should say of one expert, by the shard headers (see `format.index.ROW`)."""
+        specs = [self._contract[f"layers.{layer}.moe.experts.{expert}.{name}"] for name in ("gate", "up", "down")]
+        parts = [self._infos[spec.name] for spec in specs]
+        scales = [self._infos[spec.scale_name] for spec in specs if spec.scale_name in self._infos]
+        return index.place(parts, scales)
 
     def _view(self, name: str) -> Tensor:
         info = self._infos[name]

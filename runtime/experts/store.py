@@ -19,16 +19,19 @@ class MappedExperts:
         file = weights.folder / index.EXPERTS_FILE
         rows = index.read_index(file)
         layers = [number for number, layer in enumerate(spec.layers) if layer.feed_forward is FeedForward.MOE]
-        expected = [(layer, expert) for layer in layers for expert in range(spec.moe.num_experts)]
-        if list(zip(rows["layer"].tolist(), rows["expert"].tolist(), strict=True)) != expected:
+        keys = [(layer, expert) for layer in layers for expert in range(spec.moe.num_experts)]
+        found = [tuple(row)[:-1] for row in rows.tolist()]
+        expected = [(*key, *weights.expert_place(*key)) for key in keys]
+        if found != expected:
+            wrong = next((row for row in zip(found, expected, strict=False) if row[0] != row[1]), None)
             raise InputError(
                 "the expert index does not belong to this model",
                 file=file,
-                found=f"{len(rows)} rows",
-                expected=f"{len(expected)} rows, {spec.moe.num_experts} experts in each of {len(layers)} layers",
+                found=wrong[0] if wrong else f"{len(found)} rows",
+                expected=wrong[1] if wrong else f"{len(expected)} rows",
                 remedy="convert the checkpoint again",
             )
-        self._rows = dict(zip(expected, rows, strict=True))
+        self._rows = dict(zip(keys, rows, strict=True))
 
     def expert(self, layer: int, expert: int) -> Expert:
         """The matrices of one expert."""

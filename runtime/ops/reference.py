@@ -111,12 +111,11 @@ class ReferenceOps:
 
     def route(self, x: Tensor, router: Weight, top_k: int, normalize: bool) -> Routing:
         """See Ops."""
-        shares = self.linear(x, router).softmax(dim=-1)
-        ordered, experts = shares.sort(dim=-1, descending=True, stable=True)
-        weights = ordered[:, :top_k]
-        if normalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return Routing(experts[:, :top_k], weights)
+        logits = self.linear(x, router)
+        best, experts = (part[:, :top_k] for part in logits.sort(dim=-1, descending=True, stable=True))
+        if normalize:  # the same as dividing the chosen shares by their sum
+            return Routing(experts, best.softmax(dim=-1))
+        return Routing(experts, logits.softmax(dim=-1).gather(-1, experts))
 
     def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
         """See Ops."""

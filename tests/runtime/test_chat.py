@@ -92,7 +92,7 @@ QWEN3 = r"""
         {{- '<think>\n\n</think>\n\n' }}
     {%- endif %}
 {%- endif %}
-"""
+"""  # noqa: E501 - as published
 
 #: In the style of Qwen3.5: a macro over content lists, raise_exception, |items, thinking by default.
 QWEN3_5 = r"""
@@ -159,7 +159,7 @@ QWEN3_5 = r"""
         {{- '<think>\n' }}
     {%- endif %}
 {%- endif %}
-"""
+"""  # noqa: E501 - as published
 
 #: Whitespace as blocks alone on their lines leave it, loop controls, the names of special tokens, the date.
 PLAIN = """\
@@ -273,7 +273,15 @@ def test_tool_calls_and_content_lists_render_as_in_transformers(oracle, tmp_path
     assert ("Zürich <b>" if case == "calls" else "Picture 2: ") in rendered
 
 
-@pytest.mark.parametrize("arguments", ["ensure_ascii=False", "separators=(',', ':')", "sort_keys=True", "indent=1"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "indent=1",
+        "ensure_ascii=False",
+        "separators=(',', ':')",
+        "sort_keys=True",
+    ],
+)
 def test_tojson_takes_the_arguments_it_takes_in_transformers(oracle, tmp_path, arguments):
     text = "{{ messages | tojson(" + arguments + ") }}"
     messages = [{"role": "user", "content": "Grüße"}]
@@ -395,19 +403,19 @@ def test_a_raised_exception_is_an_input_error_with_its_message(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    "text",
     [
-        ("{{ messages[0].no.such }}", "UndefinedError"),
-        ("{{ 1 + 'a' }}", "TypeError"),
-        ("{{ messages[0].content + 1 }}", "TypeError"),
-        ("{{ 1 // 0 }}", "ZeroDivisionError"),
-        ("{{ 'x' | int(base='y') }}", "TypeError"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
-        ("{{ strftime_now(7) }}", "TypeError"),
-        ("{{ {1: messages} | tojson(indent=messages) }}", "TypeError"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        "{{ messages[0].no.such }}",  # jinja's own error; the others are Python's
+        "{{ 1 + 'a' }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ 1 // 0 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ strftime_now(7) }}",
+        "{{ messages | tojson(indent=messages) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_a_template_that_fails_on_the_messages_is_an_input_error(tmp_path, text, kind):
+def test_a_template_that_fails_on_the_messages_is_an_input_error(tmp_path, text):
+    folder = template_folder(tmp_path, text)
     with pytest.raises(InputError):
-        ChatTemplate(template_folder(tmp_path, text)).render([{"role": "user", "content": "x"}])
+        ChatTemplate(folder).render([{"role": "user", "content": "x"}])

@@ -274,7 +274,13 @@ def test_a_broken_file_is_refused(tmp_path, text):
 
 @pytest.mark.parametrize(
     "config",
-    [{"temperature": -1}, {"temperature": "hot"}, {"top_k": [20]}, {"top_p": 2}, {"eos_token_id": {"id": 1}}],
+    [
+        {"temperature": -1},
+        {"top_p": 2},
+        {"temperature": "hot"},
+        {"top_k": [20]},
+        {"eos_token_id": {"id": 1}},
+    ],
     ids=str,
 )
 def test_values_of_the_file_that_make_no_sense_are_refused(tmp_path, config):

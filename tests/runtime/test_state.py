@@ -1,6 +1,7 @@
 """The paged KV cache, snapshots and release: what was stored is read, and nothing else."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def random_rows(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]
 def filled(pool: KVPool, rows: tuple[torch.Tensor, torch.Tensor], cuts: list[int]) -> KVCache:
     cache = KVCache(pool)
     edges = [0, *sorted(cuts), len(rows[0])]
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in itertools.pairwise(edges):
         cache.append(*(part[first:last] for part in rows))
     return cache
 
@@ -74,7 +75,9 @@ def test_e4m3_is_within_half_a_code_step_of_the_scale_of_its_token_and_head():
         assert error.max() > 0
         # The largest of a head survives but for those roundings.
         largest = wanted64.abs().argmax(-1, keepdim=True)
-        torch.testing.assert_close(found.double().gather(-1, largest), wanted64.gather(-1, largest), rtol=2**-22, atol=0)
+        torch.testing.assert_close(
+            found.double().gather(-1, largest), wanted64.gather(-1, largest), rtol=2**-22, atol=0
+        )
 
 
 def test_e4m3_follows_torch_given_the_scale():
@@ -213,6 +216,7 @@ def test_restored_and_continued_otherwise_is_a_fresh_run(model, kept):
         model.hidden(detour[:1], state)
         state.restore(snapshot)
         assert state.length == kept
+        assert {layer.position for layer in state.layers if isinstance(layer, DeltaState)} == {kept}
         found = [logits_after(model, IDS[200:205], state), logits_after(model, IDS[7:8], state)]
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
