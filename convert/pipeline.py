@@ -7,12 +7,13 @@ the same bytes; the catalog comes last, so its presence means complete.
 
 import fcntl
 import hashlib
-import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +23,41 @@ from mosaic.convert import report
 from mosaic.convert.plan import ConversionPlan, Planned, ShardPlan
 from mosaic.convert.tensor import TensorConversion
 from mosaic.format import index, layout
-from mosaic.format.catalog import CATALOG_FILE, Catalog, FileRecord, read_catalog, write_durably, write_json
+from mosaic.format.catalog import CATALOG_FILE, Catalog, FileRecord, read_catalog
 from mosaic.format.errors import InputError
+from mosaic.format.jsonfile import read_json, to_bytes, write_durably
 from mosaic.format.shard import ShardWriter
-from mosaic.format.source import read_json
 from mosaic.format.tensors import Role
 
 RECORD_VERSION = 1
 
 
+class Standing(Enum):
+    """What an OUT is before a conversion."""
+
+    FREE = auto()  # nothing there, or begun by the same plan
+    COMPLETE = auto()  # by the same plan
+    OTHER = auto()  # by another plan
+
+
 def convert(plan: ConversionPlan, out: Path, *, workers: int, overwrite: bool, quiet: bool) -> bool:
     """Write the model directory; False if it was already there, complete and by the same plan."""
-    if _claim(plan, out, overwrite):
+    if _may_write(plan, out, overwrite) is Standing.COMPLETE:
         return False
     with _locked(out):
-        done = [shard for shard in plan.shards if _finished(plan, shard, out)]
-        left = [shard for shard in plan.shards if shard not in done]
-        _check_space(plan, out, sum(shard.layout.nbytes for shard in left))
-        with tqdm(total=plan.tensor_bytes, unit="B", unit_scale=True, disable=quiet or None, desc="convert") as bar:
-            bar.update(sum(entry.nbytes for shard in done for entry in shard.layout.entries))
-            _run(plan, left, out, workers, bar)
-        _complete(plan, out)
-    shutil.rmtree(out / layout.WORK_FOLDER)
-    return True
+        standing = _may_write(plan, out, overwrite)  # again: another process may have been at work until now
+        if standing is not Standing.COMPLETE:
+            if standing is Standing.OTHER:
+                _clear(out)
+            done = [shard for shard in plan.shards if _finished(plan, shard, out)]
+            left = [shard for shard in plan.shards if shard not in done]
+            _check_space(plan, out, sum(shard.layout.nbytes for shard in left))
+            with tqdm(total=plan.tensor_bytes, unit="B", unit_scale=True, disable=quiet or None, desc="convert") as bar:
+                bar.update(sum(entry.nbytes for shard in done for entry in shard.layout.entries))
+                _run(plan, left, out, workers, bar)
+            _complete(plan, out)
+        shutil.rmtree(out / layout.WORK_FOLDER)
+    return standing is not Standing.COMPLETE
 
 
 def _run(plan: ConversionPlan, shards: list[ShardPlan], out: Path, workers: int, bar: "tqdm[Any]") -> None:
@@ -105,7 +118,7 @@ def _write_shard(plan: ConversionPlan, shard: ShardPlan, out: Path, bar: "tqdm[A
                 report.tensor_entry(planned, conversions[planned.stored.spec.name].sums) for planned in shard.tensors
             ],
         }
-        write_json(_record_file(shard, out), record)
+        write_durably(_record_file(shard, out), to_bytes(record, indent=0))
         writer.publish(out / shard.layout.file)
 
 
@@ -133,8 +146,8 @@ def _complete(plan: ConversionPlan, out: Path) -> None:
 
     for companion in plan.companions:
         put(companion.name, companion.read_bytes())
-    put(layout.CONFIG_FILE, (json.dumps(plan.config, indent=2, ensure_ascii=False) + "\n").encode())
-    put(layout.INDEX_FILE, (json.dumps(plan.index, indent=2) + "\n").encode())
+    put(layout.CONFIG_FILE, to_bytes(plan.config, indent=2))
+    put(layout.INDEX_FILE, to_bytes(plan.index, indent=2))
     put(index.EXPERTS_FILE, index.to_bytes(_expert_rows(plan, records)))
     entries = [entry for shard in plan.shards for entry in records[shard.layout.file]["tensors"]]
     put(report.REPORT_FILE, report.to_bytes(plan, entries))
@@ -171,24 +184,35 @@ def _expert_rows(plan: ConversionPlan, records: dict[str, dict[str, Any]]) -> li
     return sorted(rows)
 
 
-def _claim(plan: ConversionPlan, out: Path, overwrite: bool) -> bool:
-    """Make OUT ours; True if it is complete already. Refuses a directory that holds anything else."""
+def _may_write(plan: ConversionPlan, out: Path, overwrite: bool) -> Standing:
+    """What OUT is; refuses a directory that is not ours, or not to be replaced. Changes nothing."""
     source = plan.checkpoint.folder.resolve()
     if source == out.resolve() or source in out.resolve().parents:
         raise InputError("OUT lies in the checkpoint", file=out, remedy="choose another directory for OUT")
+    if out.is_symlink() and not out.exists():
+        raise InputError("OUT is a link to nothing", file=out, remedy="remove the link, or choose another OUT")
     if out.exists() and not out.is_dir():
         raise InputError("OUT is a file", file=out, expected="a directory, or nothing", remedy="choose another OUT")
-    catalog, work = out / CATALOG_FILE, out / layout.WORK_FOLDER
-    if catalog.is_file():
-        if read_catalog(out).plan_digest == plan.digest:
-            shutil.rmtree(work, ignore_errors=True)
-            return True
-        _clear(out, sorted(read_catalog(out).files), overwrite, "a complete model directory by another plan")
-    elif work.is_dir():
+    standing = _standing(plan, out)
+    if standing is Standing.OTHER and not overwrite:
+        raise InputError(
+            "OUT holds the result of another conversion",
+            file=out,
+            found="another source, recipe or option",
+            expected="the same ones, or an empty directory",
+            remedy="choose another OUT, or give --overwrite to replace it",
+        )
+    return standing
+
+
+def _standing(plan: ConversionPlan, out: Path) -> Standing:
+    work = out / layout.WORK_FOLDER
+    if (out / CATALOG_FILE).is_file():
+        return Standing.COMPLETE if read_catalog(out).plan_digest == plan.digest else Standing.OTHER
+    if work.is_dir():
         plans = {read_json(record).get("plan") for record in work.glob("*.json")}
-        if plans - {plan.digest}:
-            _clear(out, [shard.layout.file for shard in plan.shards], overwrite, "an unfinished one by another plan")
-    elif out.is_dir() and any(out.iterdir()):
+        return Standing.FREE if plans <= {plan.digest} else Standing.OTHER
+    if out.is_dir() and any(out.iterdir()):
         raise InputError(
             "OUT holds something else",
             file=out,
@@ -196,35 +220,41 @@ def _claim(plan: ConversionPlan, out: Path, overwrite: bool) -> bool:
             expected="an empty directory, or one that mosaic-convert wrote",
             remedy="choose another OUT, or empty this one",
         )
-    return False
+    return Standing.FREE
 
 
-def _clear(out: Path, files: list[str], overwrite: bool, found: str) -> None:
-    """Remove what an earlier conversion wrote, if that is wished; catalog first: nothing half is called complete."""
-    if not overwrite:
-        raise InputError(
-            "OUT holds the result of another conversion",
-            file=out,
-            found=found,
-            expected="the same source, recipe and options, or an empty directory",
-            remedy="choose another OUT, or give --overwrite to replace it",
-        )
-    for name in (CATALOG_FILE, *files):
+def _clear(out: Path) -> None:
+    """Remove what an earlier conversion wrote; its catalog first, so that nothing half is called complete."""
+    work = out / layout.WORK_FOLDER
+    files = sorted(read_catalog(out).files) if (out / CATALOG_FILE).is_file() else []
+    records = sorted(work.glob("*.json"))
+    for name in (CATALOG_FILE, *files, *(record.name.removesuffix(".json") for record in records)):
         (out / name).unlink(missing_ok=True)
-    shutil.rmtree(out / layout.WORK_FOLDER, ignore_errors=True)
+    for file in (*records, *work.glob("*.partial")):
+        file.unlink()
 
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """One converter at a time for an OUT."""
-    (out / layout.WORK_FOLDER).mkdir(parents=True, exist_ok=True)
-    with (out / layout.WORK_FOLDER / "lock").open("w") as lock:
+    file = out / layout.WORK_FOLDER / "lock"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = file.open("a")
+    except OSError as error:
+        raise InputError(
+            "cannot write to OUT", file=out, found=error.strerror, remedy="choose an OUT you may write to"
+        ) from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            held = file.is_file() and os.path.samestat(os.fstat(lock.fileno()), file.stat())
+        except BlockingIOError:
+            held = False
+        if not held:  # taken, or removed by the one who had it
             raise InputError(
                 "another mosaic-convert is writing to OUT", file=out, remedy="wait for it, or stop it and run again"
-            ) from error
+            )
         yield
 
 

@@ -19,7 +19,7 @@ from mosaic.format.errors import InputError
 from mosaic.format.layout import Entry, ShardLayout, Stored
 from mosaic.format.source import Checkpoint
 from mosaic.format.spec import ModelSpec
-from mosaic.format.tensors import Part, Piece, Role, TensorSpec, scale_name
+from mosaic.format.tensors import QUANTIZABLE, Part, Piece, Role, TensorSpec, scale_name
 
 FLOATS = ("BF16", "F16", "F32")
 
@@ -242,12 +242,22 @@ def _plan_tensor(
 def _refusals(
     contract: list[TensorSpec], sources: dict[str, tuple[Piece, Piece | None]], treatments: dict[str, Treatment]
 ) -> dict[str, str]:
-    """Why tensors that would be E4M3 cannot be: ragged themselves, or merged by engines with one that is."""
-    wanted = [tensor for tensor in contract if treatments[tensor.key] is Treatment.E4M3 or sources[tensor.key][1]]
-    ragged = {tensor.key: tensor for tensor in wanted if not e4m3.whole_blocks(tensor.shape)}
-    fusions = {tensor.fusion for tensor in ragged.values() if tensor.fusion}
-    merged = {tensor.key: "merged with a ragged tensor by engines" for tensor in wanted if tensor.fusion in fusions}
-    return merged | dict.fromkeys(ragged, f"not a whole number of {e4m3.BLOCK}x{e4m3.BLOCK} blocks")
+    """Why tensors that would be E4M3 cannot be: by their own role or shape, or for the sake of what engines merge."""
+    asked = {Treatment.E4M3: True, Treatment.KEEP: False}  # what keep does depends on the source
+    wanted = {
+        tensor.key: tensor
+        for tensor in contract
+        if (treatment := treatments[tensor.key]) in asked and (asked[treatment] or sources[tensor.key][1])
+    }
+    own: dict[str, str] = {}
+    for key, tensor in wanted.items():
+        if tensor.role not in QUANTIZABLE:
+            own[key] = "engines read this role unquantised only"
+        elif not e4m3.whole_blocks(tensor.shape):
+            own[key] = f"not a whole number of {e4m3.BLOCK}x{e4m3.BLOCK} blocks"
+    mixed = {tensor.fusion for tensor in contract if tensor.key not in wanted or tensor.key in own} - {None}
+    merged = {key: "merged by engines with a tensor that is not E4M3" for key in wanted if wanted[key].fusion in mixed}
+    return merged | own
 
 
 def _shards(checkpoint: Checkpoint, tensors: list[Planned], num_layers: int) -> tuple[ShardPlan, ...]:

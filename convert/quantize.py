@@ -7,6 +7,7 @@ The codes come from the native encoder, scales and statistics from numpy; the re
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, log10
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def finite(values: NDArray[Any], policy: NonFinite, sums: ErrorSums, where: "Loc
     bad = ~np.isfinite(result)
     if bad.any():
         if policy is NonFinite.REFUSE:
-            raise where.refusal(bad, result)
+            raise where.not_a_number(bad, result)
         sums.nonfinite += int(np.count_nonzero(bad))
         result[bad] = 0.0
     return result
@@ -96,7 +97,7 @@ def sound_codes(codes: e4m3.Codes, policy: NonFinite, sums: ErrorSums, where: "L
     bad = (codes & 0x7F) == e4m3.NAN_CODES[0]
     if bad.any():
         if policy is NonFinite.REFUSE:
-            raise where.refusal(bad, codes)
+            raise where.not_a_number(bad, codes)
         sums.nonfinite += int(np.count_nonzero(bad))
         codes = np.where(bad, np.uint8(0), codes)
     return codes
@@ -104,24 +105,42 @@ def sound_codes(codes: e4m3.Codes, policy: NonFinite, sums: ErrorSums, where: "L
 
 @dataclass(frozen=True)
 class Location:
-    """Where a slice comes from, for errors: file, source tensor and first row of the slice."""
+    """Where a slice stands, for errors: source file and tensor, which of stacked matrices, its rows.
 
-    file: str
+    `origin` is the first row of the matrix that is stored, `first_row` that of the slice within it.
+    """
+
+    file: Path
     tensor: str
+    index: int | None
+    origin: int
     first_row: int
 
-    def refusal(self, bad: NDArray[np.bool_], values: NDArray[Any]) -> InputError:
+    def not_a_number(self, bad: NDArray[np.bool_], values: NDArray[Any]) -> InputError:
+        """NaN or infinity in the source."""
+        remedy = "download the file again; if it is really so, --nonfinite zero (with --overwrite) sets them to 0"
+        return self._refusal("the source holds weights that are not numbers", bad, values, "finite weights", remedy)
+
+    def too_large(self, bad: NDArray[np.bool_], values: NDArray[Any], dtype: str) -> InputError:
+        """A number that the stored dtype cannot hold."""
+        remedy = "choose a recipe that keeps this tensor; such weights are hardly meant"
+        return self._refusal(f"a weight is too large for {dtype}", bad, values, f"weights {dtype} can hold", remedy)
+
+    def _refusal(
+        self, problem: str, bad: NDArray[np.bool_], values: NDArray[Any], expected: str, remedy: str
+    ) -> InputError:
         """The error for the first bad element of a slice."""
         position = tuple(int(axis[0]) for axis in np.nonzero(bad))
         value = values[position]
         shown = f"code 0x{value:02X}" if values.dtype == np.uint8 else str(value)
-        row = (position[0] + self.first_row, *position[1:])
-        block = f", block ({row[0] // e4m3.BLOCK}, {row[1] // e4m3.BLOCK})" if len(row) == 2 else ""
+        row, *rest = position[0] + self.first_row, *position[1:]
+        place = [*([] if self.index is None else [self.index]), self.origin + row, *rest]
+        block = f", block ({row // e4m3.BLOCK}, {rest[0] // e4m3.BLOCK})" if len(rest) == 1 else ""
         return InputError(
-            "the source holds weights that are not numbers",
+            problem,
             file=self.file,
             tensor=self.tensor,
-            found=f"{shown} at {list(row)}{block}; {np.count_nonzero(bad)} in this slice",
-            expected="finite weights",
-            remedy="download the file again; if it is really so, --nonfinite zero sets them to 0 and reports it",
+            found=f"{shown} at {place}{block}; {np.count_nonzero(bad)} in this slice",
+            expected=expected,
+            remedy=remedy,
         )

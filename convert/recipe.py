@@ -88,7 +88,7 @@ def load_recipe(name: str) -> Recipe:
     try:
         value = yaml.safe_load(file.read_text(encoding="utf-8"))
         return Recipe(file.stem, file, _rules(value))
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(
             "not a recipe",
             file=file,
@@ -110,6 +110,8 @@ def _rule(number: int, entry: Any) -> Rule:
 
     def several(kind: type[Role] | type[Part], value: Any) -> frozenset[Any]:
         values = value if isinstance(value, list) else [] if value is None else [value]
+        if value == []:
+            raise ValueError("an empty list matches nothing; leave the key out to match everything")
         return frozenset(kind(name) for name in values)
 
     try:

@@ -7,15 +7,22 @@ from typing import Any
 
 from mosaic.convert.plan import ConversionPlan, Planned
 from mosaic.convert.quantize import ErrorSums
+from mosaic.convert.recipe import Treatment
+from mosaic.format.layout import Stored
 
 REPORT_FILE = "report.json"
 REPORT_VERSION = 1
 
 
-def tensor_entry(planned: Planned, sums: ErrorSums) -> dict[str, Any]:
-    """One tensor: what it is, how it was treated, and what that cost."""
-    spec, weight = planned.stored.spec, planned.stored.weight
-    entry: dict[str, Any] = {
+MEASURES = ("relative_l2", "sqnr_db", "max_abs_error", "zeroed_share", "signal", "noise")
+SCALES = ("scale_min", "scale_max")
+PASS_THROUGH = "pass-through"
+
+
+def contract_entry(stored: Stored) -> dict[str, Any]:
+    """The part of an entry that follows from what is stored."""
+    spec, weight = stored.spec, stored.weight
+    return {
         "name": spec.name,
         "role": spec.role,
         "part": spec.part,
@@ -23,23 +30,39 @@ def tensor_entry(planned: Planned, sums: ErrorSums) -> dict[str, Any]:
         "expert": spec.expert,
         "shape": list(spec.shape),
         "dtype": weight.dtype,
-        "nbytes": weight.nbytes + (planned.stored.scale.nbytes if planned.stored.scale else 0),
-        "treatment": "pass-through" if planned.passes_through else planned.treatment,
+        "nbytes": weight.nbytes + (stored.scale.nbytes if stored.scale else 0),
     }
+
+
+def tensor_entry(planned: Planned, sums: ErrorSums) -> dict[str, Any]:
+    """One tensor: what it is, how it was treated, and what that cost."""
+    treatment = PASS_THROUGH if planned.passes_through else planned.treatment
+    entry = contract_entry(planned.stored) | {"treatment": treatment}
     if planned.note:
         entry["note"] = planned.note
     if sums.nonfinite:
         entry["nonfinite_zeroed"] = sums.nonfinite
     if sums.count:
-        entry["relative_l2"] = sums.relative_l2
-        entry["sqnr_db"] = sums.sqnr_db
-        entry["max_abs_error"] = sums.max_abs_error
-        entry["zeroed_share"] = sums.zeroed / sums.count
-        entry["signal"] = sums.signal
-        entry["noise"] = sums.noise
+        values = (sums.relative_l2, sums.sqnr_db, sums.max_abs_error, sums.zeroed / sums.count, sums.signal, sums.noise)
+        entry |= dict(zip(MEASURES, values, strict=True))
     if planned.stored.scale:
-        entry["scale_min"], entry["scale_max"] = sums.scale_min, sums.scale_max
+        entry |= dict(zip(SCALES, (sums.scale_min, sums.scale_max), strict=True))
     return entry
+
+
+def entry_flaw(entry: dict[str, Any]) -> str | None:
+    """What is wrong with the part of an entry that only the conversion knew; None if nothing is."""
+    treatment = entry.get("treatment")
+    if treatment != PASS_THROUGH and treatment not in [*Treatment]:
+        return f"treatment {treatment!r}"
+    quantized = entry["dtype"] == "F8_E4M3"
+    if quantized != (treatment in (Treatment.E4M3, PASS_THROUGH)):
+        return f"treatment {treatment!r} for {entry['dtype']}"
+    measured = treatment not in (PASS_THROUGH, Treatment.KEEP)
+    needed = (MEASURES if measured else ()) + (SCALES if quantized else ())
+    if missing := [key for key in needed if not isinstance(entry.get(key, ""), float | int | None)]:
+        return f"no usable {', '.join(missing)}"
+    return None
 
 
 def summary(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

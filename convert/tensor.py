@@ -32,13 +32,16 @@ class TensorConversion:
         source_scales = self._read_scales() if planned.scale else None
         for first, last in _slices(planned.stored.spec.shape):
             values = self._checkpoint.read(planned.piece, (first, last))
-            where = Location(self._checkpoint.tensors[planned.piece.name].file.name, planned.piece.name, first)
+            where = self._location(first)
             if source_scales is not None:
                 codes = sound_codes(values, self._policy, self.sums, where)
                 block_rows = source_scales[first // e4m3.BLOCK : -(-last // e4m3.BLOCK)]
-                yield _bytes(self._from_fp8(codes, block_rows))
+                yield _bytes(self._from_fp8(codes, block_rows, where))
             elif planned.stored.scale:
-                codes, scales = quantize(finite(values, self._policy, self.sums, where), self.sums)
+                numbers = finite(values, self._policy, self.sums, where)
+                if (large := np.abs(numbers) > e4m3.LARGEST_WEIGHT).any():
+                    raise where.too_large(large, numbers, "E4M3")
+                codes, scales = quantize(numbers, self.sums)
                 self._scales.append(scales)
                 yield _bytes(codes)
             else:
@@ -49,25 +52,36 @@ class TensorConversion:
         assert self._planned.stored.scale
         return np.concatenate(self._scales).astype(NUMPY[self._planned.stored.scale.dtype]).tobytes()
 
-    def _from_fp8(self, codes: e4m3.Codes, scales: NDArray[Any]) -> NDArray[Any]:
+    def _from_fp8(self, codes: e4m3.Codes, scales: NDArray[Any], where: Location) -> NDArray[Any]:
         """Codes as they are, or dequantised in float32 where they cannot stay."""
         self.sums.add_scales(scales)
         if self._planned.passes_through:
             self._scales.append(scales)
             return codes
-        values = e4m3.dequantize(codes, scales)
-        stored = values.astype(NUMPY[self._planned.stored.weight.dtype])
-        self.sums.add_values(values, stored.astype(np.float32))
-        return stored
+        return self._narrow(e4m3.dequantize(codes, scales), where)
 
     def _from_floats(self, values: NDArray[Any], where: Location) -> NDArray[Any]:
         """Kept byte for byte, or converted to another float type."""
         numbers = finite(values, self._policy, self.sums, where)
         if self._planned.treatment is Treatment.KEEP and not self.sums.nonfinite:
             return values
-        stored = numbers.astype(NUMPY[self._planned.stored.weight.dtype])
-        self.sums.add_values(numbers, stored.astype(np.float32))
+        return self._narrow(numbers, where)
+
+    def _narrow(self, numbers: NDArray[np.float32], where: Location) -> NDArray[Any]:
+        """In the planned float type, the error counted."""
+        dtype = self._planned.stored.weight.dtype
+        with np.errstate(over="ignore"):
+            stored = numbers.astype(NUMPY[dtype])
+        back = stored.astype(np.float32)
+        if not (held := np.isfinite(back)).all():
+            raise where.too_large(~held, numbers, dtype)
+        self.sums.add_values(numbers, back)
         return stored
+
+    def _location(self, first: int) -> Location:
+        piece = self._planned.piece
+        origin = piece.rows[0] if piece.rows else 0
+        return Location(self._checkpoint.tensors[piece.name].file, piece.name, piece.index, origin, first)
 
     def _read_scales(self) -> NDArray[Any]:
         assert self._planned.scale

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from mosaic.convert.report import REPORT_FILE, REPORT_VERSION
+from mosaic.convert.report import REPORT_FILE, REPORT_VERSION, contract_entry, entry_flaw
 from mosaic.format import architectures, e4m3, index, layout
 from mosaic.format.catalog import Catalog, read_catalog
 from mosaic.format.errors import InputError
+from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import Entry, ShardLayout, Stored
 from mosaic.format.shard import TensorInfo, read_header
-from mosaic.format.source import NUMPY, read_json
-from mosaic.format.tensors import Role, TensorSpec
+from mosaic.format.source import NUMPY
+from mosaic.format.tensors import QUANTIZABLE, Role, TensorSpec
 
 CHUNK = 1 << 22
 MOST = 5  # failures of one invariant that are shown
@@ -168,34 +169,44 @@ def _spec(model: _Model) -> Iterator[str]:
 
 def _page(model: _Model) -> Iterator[str]:
     """V5 The data of every shard starts on a page."""
-    for name, header in model.headers.items():
-        start = min((info.offset for info in header.values()), default=0)
+    for name in model.headers:
+        with (model.folder / name).open("rb") as stream:
+            start = 8 + int.from_bytes(stream.read(8), "little")
         if start % layout.PAGE:
             yield f"{name}: data starts at byte {start}"
 
 
 def _complete(model: _Model) -> Iterator[str]:
     """V6 Shards, index and contract hold the same tensors, once each, as they should be."""
-    weight_map = read_json(model.folder / layout.INDEX_FILE)
-    listed, metadata = weight_map.get("weight_map", {}), weight_map.get("metadata", {})
+    value = read_json(model.folder / layout.INDEX_FILE)
+    listed, metadata = value.get("weight_map"), value.get("metadata")
     held = [(name, file) for file, header in model.headers.items() for name in header]
-    if sorted(held) != sorted(listed.items()):
-        yield f"index and shards differ: {sorted(set(held) ^ set(listed.items()))[:3]}"
+    if not isinstance(listed, dict) or not isinstance(metadata, dict):
+        yield f"index: weight_map is {listed!r:.60}, metadata {metadata!r:.60}"
+        return
+    if dict(held) != listed:
+        differing = [name for name in listed.keys() | dict(held).keys() if listed.get(name) != dict(held).get(name)]
+        yield f"index and shards differ: {sorted(differing)[:3]}"
     if len(model.tensors) != len(held):
         yield "a tensor stands in two shards"
     total = sum(info.nbytes for info in model.tensors.values())
-    if metadata.get("total_size") != total:
-        yield f"total_size {metadata.get('total_size')}; the tensors have {total} bytes"
-    scales = {spec.scale_name for spec in model.contract if spec.scale_name in model.tensors}
-    if unknown := sorted(model.tensors.keys() - {spec.name for spec in model.contract} - scales):
+    if type(metadata.get("total_size")) is not int or metadata["total_size"] != total:
+        yield f"total_size {metadata.get('total_size')!r}; the tensors have {total} bytes"
+    expected = {spec.name: spec for spec in model.contract}
+    scales = {spec.scale_name: spec for spec in model.contract}
+    if unknown := [name for name in model.tensors if name not in expected and name not in scales]:
         yield f"tensors outside the contract: {unknown[:3]}"
-    for spec in model.contract:
-        info = model.tensors.get(spec.name)
+    yield from (f"{name}: absent" for name in expected if name not in model.tensors)
+    for name, info in model.tensors.items():
+        spec = expected.get(name) or scales.get(name)
+        if spec is None:
+            continue
         file = layout.file_of(spec, len(model.catalog.spec.layers))
-        if info is None:
-            yield f"{spec.name}: absent"
-        elif (info.shape, info.file.name) != (spec.shape, file):
-            yield f"{spec.name}: {info.shape} in {info.file.name}; expected {spec.shape} in {file}"
+        shape = spec.shape if name in expected else info.shape  # the shape of scales: V9
+        if (info.shape, info.file.name) != (shape, file):
+            yield f"{name}: {info.shape} in {info.file.name}; expected {shape} in {file}"
+        if info.dtype not in layout.WIDTH:
+            yield f"{name}: {info.dtype}; expected {', '.join(layout.WIDTH)}"
 
 
 def _order(model: _Model) -> Iterator[str]:
@@ -234,7 +245,7 @@ def _scales(model: _Model) -> Iterator[str]:
 def _codes(model: _Model) -> Iterator[str]:
     """V10 No code is NaN."""
     for stored in model.stored:
-        if stored.scale:
+        if stored.weight.dtype == "F8_E4M3":
             bad = (model.values(stored.weight.name) & 0x7F) == e4m3.NAN_CODES[0]
             if bad.any():
                 yield f"{stored.weight.name}: {np.count_nonzero(bad)} NaN codes"
@@ -250,12 +261,17 @@ def _finite_scales(model: _Model) -> Iterator[str]:
 
 
 def _alike(model: _Model) -> Iterator[str]:
-    """V12 The experts of a layer, and linears that engines merge, have one dtype."""
-    groups: dict[str, set[str]] = {}
+    """V12 Experts of a layer have one dtype; linears that engines merge are E4M3 together or not at all."""
+    groups: dict[tuple[str, bool], set[str]] = {}
     for stored in model.stored:
-        if stored.spec.fusion:
-            groups.setdefault(stored.spec.fusion, set()).add(stored.weight.dtype)
-    yield from (f"{group}: {sorted(dtypes)}" for group, dtypes in groups.items() if len(dtypes) > 1)
+        spec, dtype = stored.spec, stored.weight.dtype
+        if dtype == "F8_E4M3" and spec.role not in QUANTIZABLE:
+            yield f"{spec.name}: E4M3 for role {spec.role}"
+        if spec.fusion:
+            groups.setdefault((spec.fusion, spec.role is Role.ROUTED_EXPERTS), set()).add(dtype)
+    for (group, experts), dtypes in groups.items():
+        if len(dtypes) > 1 and (experts or "F8_E4M3" in dtypes):
+            yield f"{group}: {sorted(dtypes)}"
 
 
 def _config(model: _Model) -> Iterator[str]:
@@ -293,21 +309,34 @@ def _expected_row(model: _Model, key: tuple[int, int], members: list[Stored]) ->
 def _checksums(model: _Model) -> Iterator[str]:
     """V15 Every CRC of experts.npy agrees with the bytes."""
     for row in index.read_index(model.folder / index.EXPERTS_FILE):
+        key = (int(row["layer"]), int(row["expert"]))
+        if key not in model.experts or row.tolist()[:-1] != _expected_row(model, key, model.experts[key]):
+            continue  # V14 has said so; its offsets lead nowhere
         with (model.folder / row["shard"].decode()).open("rb") as stream:
             span = int(row["gate_nbytes"] + row["up_nbytes"] + row["down_nbytes"])
             crc = index.crc32c(os.pread(stream.fileno(), span, int(row["offset"])))
             crc = index.crc32c(os.pread(stream.fileno(), int(row["scale_nbytes"]), int(row["scale_offset"])), crc)
         if crc != row["crc32c"]:
-            yield f"layer {row['layer']} expert {row['expert']}: CRC {crc:08x}; expected {row['crc32c']:08x}"
+            yield f"layer {key[0]} expert {key[1]}: CRC {crc:08x}; the index has {row['crc32c']:08x}"
 
 
 def _report(model: _Model) -> Iterator[str]:
-    """V16 report.json has one entry per weight."""
+    """V16 report.json has one true entry per weight."""
     report = read_json(model.folder / REPORT_FILE)
-    names = [entry.get("name") for entry in report.get("tensors", [])]
-    expected = [stored.weight.name for stored in model.stored]
-    if report.get("version") != REPORT_VERSION or sorted(names) != sorted(expected):
-        yield f"version {report.get('version')}, {len(names)} entries; expected {REPORT_VERSION}, {len(expected)}"
+    entries = report.get("tensors")
+    if report.get("version") != REPORT_VERSION or not isinstance(entries, list):
+        yield f"version {report.get('version')!r} with tensors {entries!r:.60}; expected {REPORT_VERSION} and a list"
+        return
+    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+    if names != [stored.weight.name for stored in model.stored]:
+        yield f"{len(names)} entries; expected {len(model.stored)}, in contract order"
+        return
+    for stored, entry in zip(model.stored, entries, strict=True):
+        expected = contract_entry(stored)
+        if wrong := {key: entry.get(key) for key in expected if entry.get(key) != expected[key]}:
+            yield f"{stored.weight.name}: {wrong}; expected { ({key: expected[key] for key in wrong}) }"
+        elif flaw := entry_flaw(entry):
+            yield f"{stored.weight.name}: {flaw}"
 
 
 _CHECKS = (

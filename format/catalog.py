@@ -1,14 +1,13 @@
 """mosaic.json, the catalog: what a model directory is and that it is complete. Written last, by rename."""
 
-import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mosaic.format.errors import InputError
+from mosaic.format.jsonfile import read_json, to_bytes, write_durably
 from mosaic.format.layout import WORK_FOLDER
-from mosaic.format.source import read_json
+from mosaic.format.source import plain_name
 from mosaic.format.spec import ModelSpec
 
 CATALOG_FILE = "mosaic.json"
@@ -37,7 +36,7 @@ class Catalog:
     def write(self, folder: Path) -> None:
         """Write the catalog durably; from then on the directory counts as complete."""
         value: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(self)}
-        write_json(folder / CATALOG_FILE, value)
+        write_durably(folder / CATALOG_FILE, to_bytes(value, indent=1))
 
 
 def read_catalog(folder: Path) -> Catalog:
@@ -61,7 +60,7 @@ def read_catalog(folder: Path) -> Catalog:
         )
     value = read_json(file)
     version = value.pop("format_version", None)
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:
         raise InputError(
             "a catalog of another format version",
             file=file,
@@ -71,7 +70,7 @@ def read_catalog(folder: Path) -> Catalog:
         )
     try:
         return _parse(value)
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise InputError(
             "not a sound catalog", file=file, found=error, remedy="convert the checkpoint again"
         ) from error
@@ -81,25 +80,21 @@ def _parse(value: dict[str, Any]) -> Catalog:
     fields = set(Catalog.__dataclass_fields__)
     if set(value) != fields:
         raise ValueError(f"keys {sorted(value)}, expected {sorted(fields)}")
-    files: dict[str, FileRecord] = {}
-    for name, record in value.pop("files").items():
-        if name != Path(name).name or set(record) != {"nbytes", "sha256"} or type(record["nbytes"]) is not int:
-            raise ValueError(f"file record {name}: {record}")
-        files[name] = FileRecord(record["nbytes"], str(record["sha256"]))
+    if not isinstance(value["files"], dict):
+        raise ValueError(f"files: {value['files']!r:.60}, expected an object")
+    files = {name: _file_record(name, record) for name, record in value.pop("files").items()}
     spec = ModelSpec.from_json(value.pop("spec"))
-    return Catalog(spec=spec, files=files, **{key: str(entry) for key, entry in value.items()})
+    for key, entry in value.items():
+        if not isinstance(entry, str):
+            raise ValueError(f"{key}: {entry!r:.60}, expected a string")
+    return Catalog(spec=spec, files=files, **value)
 
 
-def write_json(file: Path, value: dict[str, Any]) -> None:
-    """Write a JSON file durably: a temporary file beside it, fsync, rename."""
-    write_durably(file, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def write_durably(file: Path, data: bytes) -> None:
-    """Write a file so that after a crash it is there whole or not at all."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)
+def _file_record(name: str, record: object) -> FileRecord:
+    if not plain_name(name):
+        raise ValueError(f"files: {name!r} is not the name of a file in this directory")
+    if isinstance(record, dict) and set(record) == {"nbytes", "sha256"}:
+        nbytes, sha256 = record["nbytes"], record["sha256"]
+        if type(nbytes) is int and nbytes >= 0 and isinstance(sha256, str):
+            return FileRecord(nbytes, sha256)
+    raise ValueError(f"files: {name}: {record!r:.80}, expected nbytes and sha256")

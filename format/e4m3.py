@@ -16,6 +16,7 @@ BLOCK = 128
 E4M3_MAX = 448.0
 NAN_CODES = (0x7F, 0xFF)
 SMALLEST_NORMAL_BF16 = 2.0**-126
+LARGEST_WEIGHT = E4M3_MAX * 73 * 2.0**113  # 448 times the largest bfloat16 with which that is still a float32
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -49,11 +50,12 @@ def whole_blocks(shape: tuple[int, ...]) -> bool:
 
 
 def block_scales(amax: Floats) -> Scales:
-    """bfloat16 scales of blocks with the given absolute maxima (finite): amax / 448, rounded up, never subnormal."""
+    """bfloat16 scales of blocks with the given absolute maxima (finite): amax / 448, rounded up, never subnormal.
+
+    The float32 division never rounds down onto a bfloat16, so rounding its result up is exact (tests/format).
+    """
     quotient = np.maximum(amax / np.float32(E4M3_MAX), np.float32(SMALLEST_NORMAL_BF16))
-    scales = _round_up(quotient)
-    short = scales.astype(np.float32) * np.float32(E4M3_MAX) < amax  # the division itself rounded down
-    return np.where(short, (scales.view(np.uint16) + np.uint16(1)).view(BFLOAT16), scales)
+    return _round_up(quotient)
 
 
 def quantize(weights: Floats) -> tuple[Codes, Scales]:

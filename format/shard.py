@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mosaic.format.errors import InputError
+from mosaic.format.jsonfile import unique_keys
 from mosaic.format.layout import ShardLayout
 
 MAX_HEADER = 100_000_000  # the library's own limit
@@ -59,22 +60,30 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def _parse_header(file: Path, raw: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise _damaged(file, twice, "a key that stands twice in the header", "every key once")
-        return table
-
+    """The header as the safetensors library accepts it: UTF-8, every key once, `__metadata__` of strings."""
     try:
-        table = json.loads(raw, object_pairs_hook=unique)
+        table = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_int=_whole)
+        if not isinstance(table, dict):
+            raise ValueError("no JSON object")
+        metadata = table.pop("__metadata__", None)
+        if metadata is not None and not _strings(metadata):
+            raise ValueError("__metadata__ that is no object of strings")
+        "".join(table).encode("utf-8")  # no lone surrogates in names
     except (ValueError, RecursionError) as error:
-        raise _damaged(file, None, "a header that is not JSON", "a safetensors header") from error
-    if not isinstance(table, dict):
-        raise _damaged(file, None, "a header that is no JSON object", "a safetensors header")
-    table.pop("__metadata__", None)
+        raise _damaged(
+            file, None, f"a header that is not JSON as the library reads it: {error}", "a safetensors header"
+        ) from error
     return table
+
+
+def _whole(digits: str) -> int:
+    if digits == "-0":
+        raise ValueError("the number -0")
+    return int(digits)
+
+
+def _strings(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(entry, str) for entry in value.values())
 
 
 def _check(file: Path, table: dict[str, Any], start: int, size: int) -> dict[str, TensorInfo]:
@@ -96,7 +105,7 @@ def _tensor(file: Path, name: str, value: Any, start: int) -> TensorInfo:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(file, name, f"{value!r:.80}", "an object with dtype, shape and data_offsets")
     dtype, shape, span = value["dtype"], value["shape"], value["data_offsets"]
-    if dtype not in _WIDTH:
+    if not isinstance(dtype, str) or dtype not in _WIDTH:
         raise InputError(
             "a tensor has a dtype Mosaic does not know",
             file=file,
@@ -107,6 +116,8 @@ def _tensor(file: Path, name: str, value: Any, start: int) -> TensorInfo:
         )
     if not whole_numbers(shape) or not whole_numbers(span) or len(span) != 2 or span[0] > span[1]:
         raise _damaged(file, name, f"shape {shape}, data_offsets {span}", "whole numbers, begin before end")
+    if any(prod(shape[: count + 1]) >= 2**63 for count in range(len(shape))):
+        raise _damaged(file, name, f"shape {shape}", "a number of elements below 2^63")
     if prod(shape) * _WIDTH[dtype] != span[1] - span[0]:
         raise _damaged(file, name, f"{span[1] - span[0]} bytes", f"{prod(shape) * _WIDTH[dtype]} ({dtype} {shape})")
     return TensorInfo(file, dtype, tuple(shape), start + span[0], span[1] - span[0])

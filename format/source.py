@@ -5,7 +5,6 @@ in `unlisted`. Reads are plain `pread`s into owned buffers, so that memory stays
 is an error and not a SIGBUS.
 """
 
-import json
 import os
 from contextlib import ExitStack
 from math import prod
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from mosaic.format.e4m3 import BFLOAT16
 from mosaic.format.errors import InputError
+from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE, INDEX_FILE
 from mosaic.format.shard import TensorInfo, read_header
 from mosaic.format.tensors import Piece
@@ -112,7 +112,7 @@ class Checkpoint:
                     expected="one of them",
                     remedy="finish the download",
                 )
-            return read_header(single), []
+            return read_header(single), self._stray([SINGLE_FILE])
         weight_map = self._read_index()
         files = sorted(set(weight_map.values()))
         absent = [file for file in files if not (self.folder / file).is_file()]
@@ -125,7 +125,7 @@ class Checkpoint:
                 remedy="finish the download",
             )
         listed: dict[str, TensorInfo] = {}
-        unlisted = [file.name for file in sorted(self.folder.glob("*.safetensors")) if file.name not in files]
+        unlisted = self._stray(files)
         for file in files:
             for name, info in read_header(self.folder / file).items():
                 if weight_map.get(name) == file:
@@ -144,31 +144,24 @@ class Checkpoint:
                 )
         return listed, unlisted
 
+    def _stray(self, files: list[str]) -> list[str]:
+        return [file.name for file in sorted(self.folder.glob("*.safetensors")) if file.name not in files]
+
     def _read_index(self) -> dict[str, str]:
         weight_map = read_json(self.index).get("weight_map")
-        sound = isinstance(weight_map, dict) and all(
-            isinstance(file, str) and file == Path(file).name and file not in ("", ".", "..")
-            for file in weight_map.values()
-        )
-        if not sound or not weight_map:
+        entries = weight_map.items() if isinstance(weight_map, dict) else ()
+        wrong = [f"{name}: {file!r}" for name, file in entries if not plain_name(file)]
+        if not entries or wrong:
             raise InputError(
                 "the index has no usable weight_map",
                 file=self.index,
-                found=f"{weight_map!r:.80}",
+                found=wrong[0][:500] if wrong else f"{weight_map!r:.80}",
                 expected="tensor names, each with the name of a file in this directory",
                 remedy="download the index again",
             )
-        return dict(weight_map)
+        return dict(entries)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file; InputError if it is none."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError("cannot read a file", file=file, found=error.strerror, remedy="finish the download") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError("not a JSON file", file=file, found=error, remedy="download it again") from error
-    if not isinstance(value, dict):
-        raise InputError("not a JSON object", file=file, found=type(value).__name__, remedy="download it again")
-    return value
+def plain_name(value: object) -> bool:
+    """Whether a value names a file in the directory at hand and nowhere else."""
+    return isinstance(value, str) and 0 < len(value) < 256 and value == Path(value).name and value != ".."

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.format.errors import InputError
+from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
-from mosaic.format.source import read_json
 from mosaic.runtime.conversation import Conversation
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.reference import ReferenceOps

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.format.errors import InputError
-from mosaic.format.source import read_json
+from mosaic.format.jsonfile import read_json
 
 GENERATION_FILE = "generation_config.json"
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from mosaic.format import architectures, index, layout
 from mosaic.format.catalog import Catalog, read_catalog
 from mosaic.format.errors import InputError
+from mosaic.format.jsonfile import read_json
 from mosaic.format.shard import TensorInfo, read_header
-from mosaic.format.source import read_json
 
 TORCH = {"F8_E4M3": torch.uint8, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 

@@ -28,11 +28,11 @@ class Config:
         """Whether `key` is there and not null."""
         return self._values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        """A whole number >= `minimum`."""
+    def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
+        """A whole number from `minimum` to `maximum`."""
         value = self._values.get(key, default)
-        if type(value) is not int or value < minimum:
-            raise self.error(key, value, f"a whole number >= {minimum}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self.error(key, value, f"a whole number from {minimum:,} to {maximum:,}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -51,7 +51,8 @@ class Config:
 
     def integers(self, key: str) -> list[int]:
         """A list of whole numbers >= 0; absent means empty."""
-        value = self._values.get(key) or []
+        value = self._values.get(key)
+        value = [] if value is None else value
         if not isinstance(value, list) or any(type(entry) is not int or entry < 0 for entry in value):
             raise self.error(key, value, "a list of whole numbers")
         return value

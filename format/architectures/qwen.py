@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from mosaic.format.architectures.config import Config
+from mosaic.format.index import MOST
 from mosaic.format.spec import AttentionSpec, FeedForward, GatedDeltaSpec, LayerSpec, Mixer, ModelSpec, MoeSpec
 from mosaic.format.tensors import Part, Piece, Role, TensorSpec
 
@@ -56,6 +57,7 @@ def rope(config: Config, head_dim: int, default_partial: float) -> tuple[int, fl
     config.require("rope_scaling", None)
     section = config.section("rope_parameters") if config.has("rope_parameters") else config
     section.require("rope_type", "default")
+    section.require("type", "default")  # the key's older name
     partial = section.number("partial_rotary_factor", config.number("partial_rotary_factor", default_partial))
     rotary_dim = int(head_dim * partial)
     section.check(
@@ -89,7 +91,7 @@ def gated_delta_spec(config: Config, *, grouped: bool) -> GatedDeltaSpec:
 
 def moe_spec(config: Config, *, shared: bool, normalize_top_k: bool) -> MoeSpec:
     """The mixture-of-experts numbers."""
-    experts, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
+    experts, top_k = config.integer("num_experts", maximum=MOST), config.integer("num_experts_per_tok")
     config.check(top_k <= experts, "num_experts_per_tok", f"at most num_experts ({experts})")
     shared_size = config.integer("shared_expert_intermediate_size") if shared else 0
     return MoeSpec(experts, top_k, config.integer("moe_intermediate_size"), shared_size, normalize_top_k)
@@ -97,7 +99,7 @@ def moe_spec(config: Config, *, shared: bool, normalize_top_k: bool) -> MoeSpec:
 
 def hybrid_mixers(config: Config) -> list[Mixer]:
     """One mixer per layer: `layer_types`, or built from `full_attention_interval` where the list is absent."""
-    count = config.integer("num_hidden_layers")
+    count = config.integer("num_hidden_layers", maximum=MOST)
     if config.has("layer_types"):
         kinds = config.strings("layer_types")
         known = {kind.value for kind in Mixer}
@@ -112,7 +114,7 @@ def flat_feed_forwards(config: Config) -> list[FeedForward]:
     dense, step = config.integers("mlp_only_layers"), config.integer("decoder_sparse_step", 1)
     return [
         FeedForward.DENSE if layer in dense or (layer + 1) % step else FeedForward.MOE
-        for layer in range(config.integer("num_hidden_layers"))
+        for layer in range(config.integer("num_hidden_layers", maximum=MOST))
     ]
 
 

@@ -9,12 +9,13 @@ import zlib
 
 import numpy as np
 import pytest
-from support.tiny import Tiny, config
 
 from mosaic.format import architectures, index
 from mosaic.format.catalog import CATALOG_FILE, FORMAT_VERSION, Catalog, FileRecord, read_catalog, write_durably
 from mosaic.format.errors import InputError
+from support.tiny import Tiny, config
 
+NOT_REFUSED = pytest.fail.Exception  # what pytest.raises raises when nothing was
 DIGEST = "0123456789abcdef" * 4
 
 
@@ -65,7 +66,7 @@ class TestCatalog:
         assert "mosaic-convert" in refusal.value.facts["remedy"]
 
     def test_no_catalog(self, tmp_path):
-        with pytest.raises(InputError, match="no mosaic.json"):
+        with pytest.raises(InputError, match=r"no mosaic\.json"):
             read_catalog(tmp_path)
 
     def test_an_unfinished_conversion(self, tmp_path):
@@ -119,7 +120,6 @@ class TestCatalog:
             read_catalog(tmp_path)
         assert name in str(refusal.value)
 
-    @pytest.mark.xfail(strict=True, reason="catalog.py _parse: Path('..').name == '..' and Path('').name == ''")
     @pytest.mark.parametrize("name", ["", ".."])
     def test_a_name_that_is_no_file(self, tmp_path, name):
         """With --overwrite these names are unlinked."""
@@ -150,27 +150,23 @@ class TestCatalog:
             read_catalog(tmp_path)
 
     @pytest.mark.parametrize("key", ["recipe", "recipe_digest", "source_fingerprint", "plan_digest"])
-    @pytest.mark.xfail(strict=True, reason="catalog.py _parse: str(entry) turns anything into a string")
     def test_a_wrong_type(self, tmp_path, key):
         written(tmp_path, lambda value: value.update({key: 5}))
         with pytest.raises(InputError, match="not a sound catalog"):
             read_catalog(tmp_path)
 
-    @pytest.mark.xfail(strict=True, reason="catalog.py _parse: negative sizes and digests of any type pass")
     @pytest.mark.parametrize("record", [{"nbytes": -1, "sha256": DIGEST}, {"nbytes": 1, "sha256": 5}], ids=str)
     def test_a_record_of_nonsense(self, tmp_path, record):
         written(tmp_path, lambda value: value["files"].update({"config.json": record}))
         with pytest.raises(InputError, match="not a sound catalog"):
             read_catalog(tmp_path)
 
-    @pytest.mark.xfail(strict=True, reason="catalog.py read_catalog: AttributeError (no .items()) is not caught")
     @pytest.mark.parametrize("files", [None, [], "x", 5], ids=str)
     def test_files_that_are_no_object(self, tmp_path, files):
         written(tmp_path, lambda value: value.update(files=files))
         with pytest.raises(InputError, match="not a sound catalog"):
             read_catalog(tmp_path)
 
-    @pytest.mark.xfail(strict=True, reason="catalog.py read_catalog: True == 1 and 1.0 == 1 in Python")
     @pytest.mark.parametrize("version", [True, 1.0])
     def test_a_version_that_is_no_integer(self, tmp_path, version):
         written(tmp_path, lambda value: value.update(format_version=version))
@@ -199,7 +195,20 @@ class TestCatalog:
 
 
 def row(layer=0, expert=0, offset=4096):
-    return (layer, expert, "layers-00.safetensors", "F8_E4M3", "BF16", offset, 16384, 16384, 16384, 2**40, 48, 0xDEADBEEF)
+    return (
+        layer,
+        expert,
+        "layers-00.safetensors",
+        "F8_E4M3",
+        "BF16",
+        offset,
+        16384,
+        16384,
+        16384,
+        2**40,
+        48,
+        0xDEADBEEF,
+    )
 
 
 ROWS = [row(layer, expert, 2**40 + expert) for layer in range(3) for expert in range(4)]
@@ -215,6 +224,27 @@ def zipped(array):
     stream = io.BytesIO()
     np.savez(stream, array=array)
     return stream.getvalue()
+
+
+CONTENTS = {
+    "empty": b"",
+    "text": b"not numpy at all",
+    "magic only": b"\x93NUMPY\x01\x00",
+    "pickled objects": saved(np.array([{"a": 1}, None], object), allow_pickle=True),
+    "a pickle": pickle.dumps([1, 2]),
+    "another dtype": saved(np.zeros(4, np.float32)),
+    "bytes": saved(np.zeros(1248, np.uint8)),
+    "big-endian": saved(np.array(ROWS, index.ROW.newbyteorder(">"))),
+    "a column less": saved(np.zeros(4, index.ROW.descr[:-1])),
+    "a column more": saved(np.zeros(4, [*index.ROW.descr, ("x", "<u4")])),
+    "another order": saved(np.zeros(4, [index.ROW.descr[1], index.ROW.descr[0], *index.ROW.descr[2:]])),
+    "another width": saved(np.zeros(4, [("layer", "<u4"), *index.ROW.descr[1:]])),
+    "another name": saved(np.zeros(4, [("Layer", "<u2"), *index.ROW.descr[1:]])),
+    "two dimensions": saved(np.array(ROWS, index.ROW).reshape(3, 4)),
+    "no dimension": saved(np.array(ROWS[0], index.ROW)),
+    "cut short": index.to_bytes(ROWS)[:-1],
+    "header cut short": index.to_bytes(ROWS)[:90],
+}
 
 
 class TestExpertIndex:
@@ -249,30 +279,10 @@ class TestExpertIndex:
         file.write_bytes(index.to_bytes([]))
         assert len(index.read_index(file)) == 0
 
-    CONTENTS = {
-        "empty": b"",
-        "text": b"not numpy at all",
-        "magic only": b"\x93NUMPY\x01\x00",
-        "pickled objects": saved(np.array([{"a": 1}, None], object), allow_pickle=True),
-        "a pickle": pickle.dumps([1, 2]),
-        "another dtype": saved(np.zeros(4, np.float32)),
-        "bytes": saved(np.zeros(1248, np.uint8)),
-        "big-endian": saved(np.array(ROWS, index.ROW.newbyteorder(">"))),
-        "a column less": saved(np.zeros(4, index.ROW.descr[:-1])),
-        "a column more": saved(np.zeros(4, [*index.ROW.descr, ("x", "<u4")])),
-        "another order": saved(np.zeros(4, [index.ROW.descr[1], index.ROW.descr[0], *index.ROW.descr[2:]])),
-        "another width": saved(np.zeros(4, [("layer", "<u4"), *index.ROW.descr[1:]])),
-        "another name": saved(np.zeros(4, [("Layer", "<u2"), *index.ROW.descr[1:]])),
-        "two dimensions": saved(np.array(ROWS, index.ROW).reshape(3, 4)),
-        "no dimension": saved(np.array(ROWS[0], index.ROW)),
-        "cut short": index.to_bytes(ROWS)[:-1],
-        "header cut short": index.to_bytes(ROWS)[:90],
-    }
-
     @pytest.mark.parametrize("case", CONTENTS)
     def test_refused(self, tmp_path, case):
         file = tmp_path / "experts.npy"
-        file.write_bytes(self.CONTENTS[case])
+        file.write_bytes(CONTENTS[case])
         with pytest.raises(InputError, match="not an expert index") as refusal:
             index.read_index(file)
         assert refusal.value.facts["file"] == str(file)
@@ -294,14 +304,12 @@ class TestExpertIndex:
         assert not (tmp_path / "executed").exists()
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning")
-    @pytest.mark.xfail(strict=True, reason="index.py read_index: np.load returns an NpzFile, which has no dtype")
     def test_an_archive(self, tmp_path):
         file = tmp_path / "experts.npy"
         file.write_bytes(zipped(np.array(ROWS, index.ROW)))
         with pytest.raises(InputError, match="not an expert index"):
             index.read_index(file)
 
-    @pytest.mark.xfail(strict=True, reason="index.py read_index: zipfile.BadZipFile is none of the caught errors")
     def test_a_broken_archive(self, tmp_path):
         file = tmp_path / "experts.npy"
         file.write_bytes(b"PK\x03\x04 but no archive")
@@ -309,17 +317,16 @@ class TestExpertIndex:
         with pytest.raises(InputError, match="not an expert index"):
             index.read_index(file)
 
-    @pytest.mark.xfail(strict=True, reason="index.py read_index: MemoryError, the size in the header is believed")
     def test_a_header_that_promises_too_much(self, tmp_path):
         file = tmp_path / "experts.npy"
+        promise = b"(%d,), }" % 2**50
         good = index.to_bytes(ROWS)
-        file.write_bytes(good.replace(b"(12,), }" + b" " * 15, b"(%d,), }" % (2**50 + 1), 1))
-        assert file.stat().st_size == len(good)
+        file.write_bytes(good.replace(b"(12,), }".ljust(len(promise)), promise, 1))
+        assert promise in file.read_bytes()
         with pytest.raises(InputError, match="not an expert index"):
             index.read_index(file)
 
     @pytest.mark.filterwarnings("ignore::UserWarning")
-    @pytest.mark.xfail(strict=True, reason="index.py read_index: tokenize.TokenError of numpy's header parser escapes")
     def test_a_changed_header_byte_never_escapes_as_another_error(self, tmp_path):
         good = index.to_bytes(ROWS)
         file = tmp_path / "experts.npy"

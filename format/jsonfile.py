@@ -1,0 +1,46 @@
+"""JSON files: read with suspicion, written so that after a crash they are there whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from mosaic.format.errors import InputError
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`object_pairs_hook` for json: ValueError for a key that stands twice, which json would silently drop."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return table
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file; InputError if it is none."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+    except OSError as error:
+        raise InputError("cannot read a file", file=file, found=error.strerror, remedy="finish the download") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError("not a sound JSON file", file=file, found=error, remedy="download it again") from error
+    if not isinstance(value, dict):
+        raise InputError("not a JSON object", file=file, found=type(value).__name__, remedy="download it again")
+    return value
+
+
+def to_bytes(value: dict[str, Any], indent: int) -> bytes:
+    """A JSON file's bytes, ASCII only: any string that was read can be written."""
+    return (json.dumps(value, indent=indent) + "\n").encode("ascii")
+
+
+def write_durably(file: Path, data: bytes) -> None:
+    """Write a file by way of a temporary one beside it: fsync, then rename."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    with temporary.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)
