@@ -376,7 +376,7 @@ def test_a_config_without_template_is_refused(tmp_path):
 
 def test_a_broken_config_is_refused(tmp_path):
     (tmp_path / CONFIG_FILE).write_text("{")
-    with pytest.raises(InputError, match="not a JSON file"):
+    with pytest.raises(InputError, match="not a sound JSON file"):
         ChatTemplate(tmp_path)
 
 
