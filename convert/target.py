@@ -100,7 +100,7 @@ def locked(out: Path) -> Iterator[None]:
 def check_space(plan: ConversionPlan, out: Path, shard_bytes: int) -> None:
     """Refuse if the disk of OUT has no room for what is left to write."""
     companions = sum(file.stat().st_size for file in plan.companions)
-    needed = shard_bytes + companions + sum(400 for _ in plan.tensors)  # a tensor's share of report, index, record
+    needed = shard_bytes + companions + sum(1000 for _ in plan.tensors)  # a tensor's share of report, index, record
     free = shutil.disk_usage(out).free
     if needed > free:
         raise InputError(

@@ -1,4 +1,4 @@
-"""JSON files: read with suspicion, written so that after a crash they are there whole or not at all."""
+"""JSON files, read with suspicion; and files written so that after a crash they are there whole or not at all."""
 
 import json
 import os
@@ -43,4 +43,14 @@ def write_durably(file: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    temporary.replace(file)
+    rename_durably(temporary, file)
+
+
+def rename_durably(temporary: Path, final: Path) -> None:
+    """Rename within a disk, and make the new name survive a power cut."""
+    temporary.replace(final)
+    folder = os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mosaic.format.errors import InputError
-from mosaic.format.jsonfile import unique_keys
+from mosaic.format.jsonfile import rename_durably, unique_keys
 from mosaic.format.layout import ShardLayout
 
 MAX_HEADER = 100_000_000  # the library's own limit
@@ -166,7 +166,7 @@ class ShardWriter:
 
     def publish(self, final: Path) -> None:
         """Give the finished file its name."""
-        self._temporary.replace(final)
+        rename_durably(self._temporary, final)
 
     def _put(self, data: Bytes) -> int:
         view = memoryview(data).cast("B")
