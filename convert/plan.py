@@ -111,7 +111,8 @@ class ConversionPlan:
             for shard in self.shards
         ]
         companions = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in self.companions]
-        return _digest([self.fingerprint, self.recipe.digest, self.nonfinite, self.config, shards, companions])
+        recipe = [self.recipe.name, self.recipe.digest, self.nonfinite]
+        return _digest([self.fingerprint, recipe, self.config, shards, companions, self.checkpoint.unlisted])
 
 
 def make_plan(checkpoint: Checkpoint, recipe: Recipe, nonfinite: NonFinite = NonFinite.REFUSE) -> ConversionPlan:
@@ -134,13 +135,7 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe, nonfinite: NonFinite = Non
     config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
     if any(tensor.stored.scale for tensor in planned):
         unquantized = [tensor.stored.spec for tensor in planned if tensor.stored.scale is None]
-        config["quantization_config"] = {
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "modules_to_not_convert": architecture.skip_list(unquantized),
-            "quant_method": "fp8",
-            "weight_block_size": [e4m3.BLOCK, e4m3.BLOCK],
-        }
+        config["quantization_config"] = architectures.quantization_config(architecture, unquantized)
     dropped = tuple(tensor.name for tensor in contract if treatments[tensor.key] is Treatment.DROP)
     companions = tuple(file for name in COMPANIONS if (file := checkpoint.folder / name).is_file())
     return ConversionPlan(checkpoint, recipe, nonfinite, spec, shards, config, dropped, companions)
@@ -172,12 +167,12 @@ def _refusals(
     contract: list[TensorSpec], sources: dict[str, Source], treatments: dict[str, Treatment]
 ) -> dict[str, str]:
     """Why tensors that would be E4M3 cannot be: by their own role or shape, or for the sake of what engines merge."""
-    asked = {Treatment.E4M3: True, Treatment.KEEP: False}  # what keep does depends on the source
-    wanted = {
-        tensor.key: tensor
-        for tensor in contract
-        if (treatment := treatments[tensor.key]) in asked and (asked[treatment] or sources[tensor.key][1])
-    }
+
+    def would_be(tensor: TensorSpec) -> bool:
+        is_fp8 = sources[tensor.key][1] is not None
+        return treatments[tensor.key] is Treatment.E4M3 or (treatments[tensor.key] is Treatment.KEEP and is_fp8)
+
+    wanted = {tensor.key: tensor for tensor in contract if would_be(tensor)}
     own: dict[str, str] = {}
     for key, tensor in wanted.items():
         if tensor.role not in QUANTIZABLE:

@@ -278,13 +278,7 @@ def _config(model: _Model) -> Iterator[str]:
     """V13 config.json describes the quantization exactly."""
     found = model.config.get("quantization_config")
     unquantized = [stored.spec for stored in model.stored if stored.scale is None]
-    expected = {
-        "activation_scheme": "dynamic",
-        "fmt": "e4m3",
-        "modules_to_not_convert": model.architecture.skip_list(unquantized),
-        "quant_method": "fp8",
-        "weight_block_size": [e4m3.BLOCK, e4m3.BLOCK],
-    }
+    expected = architectures.quantization_config(model.architecture, unquantized)
     if found != (expected if len(unquantized) < len(model.stored) else None):
         yield f"quantization_config is {found!r:.200}"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mosaic.format.architectures import qwen3_5_moe, qwen3_moe, qwen3_next
+from mosaic.format.e4m3 import BLOCK
 from mosaic.format.errors import InputError
 from mosaic.format.spec import ModelSpec
 from mosaic.format.tensors import TensorSpec
@@ -46,3 +47,14 @@ def find(config: dict[str, Any], file: Path) -> Architecture:
         expected=known,
         remedy="convert a checkpoint of one of these families; Mosaic runs no other",
     )
+
+
+def quantization_config(architecture: Architecture, unquantized: list[TensorSpec]) -> dict[str, Any]:
+    """What config.json says of a directory in which all but the given tensors are E4M3."""
+    return {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": architecture.skip_list(unquantized),
+        "quant_method": "fp8",
+        "weight_block_size": [BLOCK, BLOCK],
+    }
