@@ -12,7 +12,7 @@ demo: setup
     set -euo pipefail
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
-    say() { printf '\n$ %s\n' "$*"; "{{ bin }}/$1" "${@:2}"; }
+    say() { printf '\n$'; printf ' %q' "$@"; printf '\n'; "{{ bin }}/$1" "${@:2}"; }
     say mosaic-convert recipes/demo/checkpoint "$folder/demo"
     say mosaic-verify "$folder/demo"
     say mosaic-run "$folder/demo" "Tell me about Ruth 1." --max-tokens 80 --seed 3 --stats
@@ -35,6 +35,19 @@ lint: (setup "[test]")
 format: (setup "[test]")
     {{ bin }}/ruff check --fix .
     {{ bin }}/ruff format .
+
+# The native tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of their own.
+asan: (setup "[test]")
+    #!/usr/bin/env bash
+    set -euo pipefail
+    site=build/asan/site
+    rm -rf "$site"
+    "{{ bin }}/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$site" \
+        -C build-dir=build/asan/cmake -C cmake.define.MOSAIC_SANITIZE=address,undefined \
+        -C cmake.define.MOSAIC_WERROR=ON .
+    # Sanitized code needs its runtime loaded first; leaks are CPython's own. The editable install must not win.
+    LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+        "{{ bin }}/python" tests/run_against.py "$site" tests/native
 
 # Build the wheel into dist/.
 wheel: setup

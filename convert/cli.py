@@ -14,7 +14,9 @@ from mosaic.convert.pipeline import convert
 from mosaic.convert.plan import ConversionPlan, make_plan
 from mosaic.convert.quantize import NonFinite
 from mosaic.convert.recipe import load_recipe
+from mosaic.convert.target import check_place, free_space
 from mosaic.format.errors import run_program
+from mosaic.format.jsonfile import read_json
 from mosaic.format.source import Checkpoint
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -22,32 +24,39 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def command(
-    checkpoint: Annotated[Path, typer.Argument(help="Directory of the downloaded checkpoint (BF16 or official FP8).")],
-    out: Annotated[Path, typer.Argument(help="Model directory to write.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Downloaded checkpoint, BF16 or FP8.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Model directory to write.")],
     recipe: Annotated[str, typer.Option(help="e4m3, e4m3-head, experts-only, or the path of a YAML file.")] = "e4m3",
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be written; reads headers only.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Shards converted at a time.")] = os.cpu_count() or 1,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of another conversion.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier conversion in OUT.")] = False,
     nonfinite: Annotated[NonFinite, typer.Option(help="NaN and infinite weights: refuse or zero.")] = NonFinite.REFUSE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan or the summary as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Convert a Hugging Face MoE checkpoint to blockwise 128x128 E4M3, one shard per layer.
 
-    OUT can be run with mosaic-run, checked with mosaic-verify, and loaded by transformers, vLLM or SGLang. A
-    conversion that was stopped is resumed by running the same command again.
+    OUT can be run with mosaic-run and checked with mosaic-verify. With the recipes e4m3 and experts-only it is also
+    laid out as the official FP8 releases are, for transformers, vLLM and SGLang; those read lm_head unquantised only,
+    so e4m3-head is for mosaic-run. A conversion that was stopped is resumed by running the same command again.
+
+    Exit codes: 0 done, 2 bad input or refused, 130 interrupted. MOSAIC_ISA (scalar, avx2, avx512) chooses the kernels.
     """
     with Checkpoint(checkpoint) as source:
         planned = make_plan(source, load_recipe(recipe), nonfinite)
         for name in source.unlisted:
             print(f"note: not listed in the index, ignored: {name}", file=sys.stderr)
+        if "tokenizer.json" not in {file.name for file in planned.companions}:
+            print("note: the checkpoint has no tokenizer.json; mosaic-run will need one in OUT", file=sys.stderr)
         if plan:
+            check_place(planned, out)
+            print(f"note: {free_space(out):,} bytes are free on the disk of OUT", file=sys.stderr)
             print(json.dumps(plan_json(planned), indent=1) if as_json else plan_text(planned))
             return
         start = time.monotonic()
         written = convert(planned, out, workers=workers, overwrite=overwrite, quiet=quiet)
         seconds = time.monotonic() - start
-    summary = json.loads((out / report.REPORT_FILE).read_text())["summary"]
+    summary = read_json(out / report.REPORT_FILE)["summary"]
     if as_json:
         print(json.dumps({"out": str(out), "written": written, "seconds": round(seconds, 3), "summary": summary}))
         return

@@ -16,12 +16,15 @@ from typing import Any
 from tqdm import tqdm
 
 from mosaic.convert import report
-from mosaic.convert.plan import ConversionPlan, Planned, ShardPlan
-from mosaic.convert.target import Standing, check_space, clear, locked, may_write
+from mosaic.convert.plan import COMPANIONS, ConversionPlan, Planned, ShardPlan
+from mosaic.convert.quantize import check_kernels
+from mosaic.convert.target import Standing, check_space, clear, locked, may_write, read_record
 from mosaic.convert.tensor import TensorConversion
 from mosaic.format import index, layout
 from mosaic.format.catalog import Catalog, FileRecord
+from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json, to_bytes, write_durably
+from mosaic.format.layout import Entry
 from mosaic.format.shard import ShardWriter
 from mosaic.format.tensors import Role
 
@@ -29,23 +32,46 @@ RECORD_VERSION = 1
 
 
 def convert(plan: ConversionPlan, out: Path, *, workers: int, overwrite: bool, quiet: bool) -> bool:
-    """Write the model directory; False if it was already there, complete and by the same plan."""
-    if may_write(plan, out, overwrite) is Standing.COMPLETE and not (out / layout.WORK_FOLDER).exists():
+    """Write the model directory; False if it was already there, complete and by the same plan.
+
+    With `overwrite`, a directory of another plan, or a damaged or complete one of this plan, is written anew.
+    """
+    check_kernels()
+    standing = may_write(plan, out, overwrite)
+    if standing is Standing.COMPLETE and not (out / layout.WORK_FOLDER).exists():
         return False
-    with locked(out):
-        standing = may_write(plan, out, overwrite)  # again: another process may have been at work until now
-        if standing is not Standing.COMPLETE:
-            if standing is Standing.OTHER:
-                clear(out)
-            done = [shard for shard in plan.shards if _finished(plan, shard, out)]
-            left = [shard for shard in plan.shards if shard not in done]
-            check_space(plan, out, sum(shard.layout.nbytes for shard in left))
-            with tqdm(total=plan.tensor_bytes, unit="B", unit_scale=True, disable=quiet or None, desc="convert") as bar:
-                bar.update(sum(entry.nbytes for shard in done for entry in shard.layout.entries))
-                _run(plan, left, out, workers, bar)
-            _complete(plan, out)
-        shutil.rmtree(out / layout.WORK_FOLDER)
+    try:
+        check_space(plan, out, standing, sum(shard.layout.nbytes for shard in _left(plan, out)))
+        with locked(out):
+            standing = may_write(plan, out, overwrite)  # again: another process may have been at work until now
+            if standing is not Standing.COMPLETE:
+                if standing is Standing.OTHER:
+                    clear(out)
+                _write_all(plan, out, workers, quiet)
+            shutil.rmtree(out / layout.WORK_FOLDER, ignore_errors=True)
+    except OSError as error:
+        raise InputError(
+            "reading or writing failed",
+            file=error.filename or out,
+            found=error.strerror or error,
+            expected="a disk that reads and has room",
+            remedy="mend that, then run the same command again: it goes on where it stopped",
+        ) from error
     return standing is not Standing.COMPLETE
+
+
+def _left(plan: ConversionPlan, out: Path) -> list[ShardPlan]:
+    """The shards that are still to be written."""
+    return [shard for shard in plan.shards if not _finished(plan, shard, out)]
+
+
+def _write_all(plan: ConversionPlan, out: Path, workers: int, quiet: bool) -> None:
+    left = _left(plan, out)
+    bytes_left = sum(entry.nbytes for shard in left for entry in shard.layout.entries)
+    with tqdm(total=plan.tensor_bytes, unit="B", unit_scale=True, disable=quiet or None, desc="convert") as bar:
+        bar.update(plan.tensor_bytes - bytes_left)
+        _run(plan, sorted(left, key=lambda shard: -shard.layout.nbytes), out, workers, bar)
+    _complete(plan, out)
 
 
 def _run(plan: ConversionPlan, shards: list[ShardPlan], out: Path, workers: int, bar: "tqdm[Any]") -> None:
@@ -112,19 +138,14 @@ def _write_shard(plan: ConversionPlan, shard: ShardPlan, out: Path, bar: "tqdm[A
 
 def _finished(plan: ConversionPlan, shard: ShardPlan, out: Path) -> bool:
     """Whether a shard and its record are there, by this plan."""
-    file, record = out / shard.layout.file, _record_file(shard, out)
-    if not file.is_file() or not record.is_file():
-        return False
-    value = read_json(record)
-    return (value.get("version"), value.get("plan"), value.get("nbytes")) == (
-        RECORD_VERSION,
-        plan.digest,
-        file.stat().st_size,
-    )
+    file = out / shard.layout.file
+    record = read_record(_record_file(shard, out))
+    wanted = (RECORD_VERSION, plan.digest, file.stat().st_size if file.is_file() else None)
+    return (record.get("version"), record.get("plan"), record.get("nbytes")) == wanted
 
 
 def _complete(plan: ConversionPlan, out: Path) -> None:
-    """Everything but the shards, from plan and records; the catalog last."""
+    """Everything but the shards, from plan and records; what is no part of it removed; the catalog last."""
     records = {shard.layout.file: read_json(_record_file(shard, out)) for shard in plan.shards}
     files = {file: FileRecord(record["nbytes"], record["sha256"]) for file, record in records.items()}
 
@@ -139,6 +160,9 @@ def _complete(plan: ConversionPlan, out: Path) -> None:
     put(index.EXPERTS_FILE, index.to_bytes(_expert_rows(plan, records)))
     entries = [entry for shard in plan.shards for entry in records[shard.layout.file]["tensors"]]
     put(report.REPORT_FILE, report.to_bytes(plan, entries))
+    for stale in (*out.glob(f"*{layout.SHARD_SUFFIX}"), *(out / name for name in COMPANIONS)):
+        if stale.name not in files:
+            stale.unlink(missing_ok=True)
     catalog = Catalog(plan.spec, plan.recipe.name, plan.recipe.digest, plan.fingerprint, plan.digest, files)
     catalog.write(out)
 
@@ -153,23 +177,16 @@ def _expert_rows(plan: ConversionPlan, records: dict[str, dict[str, Any]]) -> li
             if spec.role is Role.ROUTED_EXPERTS and spec.layer is not None and spec.expert is not None:
                 experts.setdefault(spec.expert, []).append(planned)
         for expert, members in sorted(experts.items()):
-            weights = [planned.stored.weight for planned in members]
-            scales = [planned.stored.scale for planned in members if planned.stored.scale]
-            rows.append(
-                (
-                    members[0].stored.spec.layer,
-                    expert,
-                    shard.layout.file,
-                    weights[0].dtype,
-                    scales[0].dtype if scales else index.NO_SCALES,
-                    shard.layout.offsets[weights[0].name],
-                    *(weight.nbytes for weight in weights),
-                    shard.layout.offsets[scales[0].name] if scales else 0,
-                    sum(scale.nbytes for scale in scales),
-                    records[shard.layout.file]["crc32c"][expert],
-                )
-            )
+            weights = [_span(shard, planned.stored.weight) for planned in members]
+            scales = [_span(shard, planned.stored.scale) for planned in members if planned.stored.scale]
+            crc = records[shard.layout.file]["crc32c"][expert]
+            layer = members[0].stored.spec.layer
+            rows.append((layer, expert, *index.place(shard.layout.file, weights, scales), crc))
     return sorted(rows)
+
+
+def _span(shard: ShardPlan, entry: Entry) -> index.Span:
+    return index.Span(entry.dtype, shard.layout.offsets[entry.name], entry.nbytes)
 
 
 def _record_file(shard: ShardPlan, out: Path) -> Path:

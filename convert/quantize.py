@@ -1,7 +1,7 @@
 """Turns slices of source values into stored bytes and counts the error made. Knows nothing of files.
 
 The codes come from the native encoder, scales and statistics from numpy; the result is bit-equal to the reference in
-`mosaic.format.e4m3` (tests/convert/test_quantize.py).
+`mosaic.format.e4m3` (tests/format/test_e4m3.py).
 """
 
 from dataclasses import dataclass
@@ -64,6 +64,16 @@ class ErrorSums:
         return 10 * log10(self.signal / self.noise) if self.noise and self.signal else None
 
 
+def check_kernels() -> None:
+    """Refuse a MOSAIC_ISA that this build or this CPU does not have."""
+    try:
+        _native.isa()
+    except ValueError as error:
+        raise InputError(
+            "the kernels asked for are not to be had", found=error, remedy="unset MOSAIC_ISA, or choose one of these"
+        ) from error
+
+
 def quantize(values: NDArray[np.float32], sums: ErrorSums) -> tuple[e4m3.Codes, e4m3.Scales]:
     """Codes and bfloat16 scales of finite float32 values [rows, columns], both multiples of the block."""
     blocks = e4m3.to_blocks(values)
@@ -74,7 +84,7 @@ def quantize(values: NDArray[np.float32], sums: ErrorSums) -> tuple[e4m3.Codes, 
     stored = np.empty(blocks.shape, np.float32)
     _native.e4m3_decode(codes, stored)
     stored *= spread
-    scales[~(codes & 0x7F).any(axis=(1, 3))] = 1.0
+    e4m3.settle_scales(codes, scales)
     sums.add_values(values, stored.reshape(values.shape))
     sums.add_scales(scales)
     return codes.reshape(values.shape), scales
@@ -94,7 +104,7 @@ def finite(values: NDArray[Any], policy: NonFinite, sums: ErrorSums, where: "Loc
 
 def sound_codes(codes: e4m3.Codes, policy: NonFinite, sums: ErrorSums, where: "Location") -> e4m3.Codes:
     """Codes of an FP8 source without NaN codes: refused, or set to the code of 0 and counted."""
-    bad = (codes & 0x7F) == e4m3.NAN_CODES[0]
+    bad = e4m3.is_nan(codes)
     if bad.any():
         if policy is NonFinite.REFUSE:
             raise where.not_a_number(bad, codes)

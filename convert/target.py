@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any
 
 from mosaic.convert.plan import ConversionPlan
 from mosaic.format import layout
-from mosaic.format.catalog import CATALOG_FILE, read_catalog
+from mosaic.format.catalog import CATALOG_FILE, Catalog, read_catalog
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 
@@ -20,57 +21,112 @@ class Standing(Enum):
 
     FREE = auto()  # nothing there, or begun by the same plan
     COMPLETE = auto()  # by the same plan
-    OTHER = auto()  # by another plan
+    OTHER = auto()  # by another plan, or damaged: may be replaced if that is wished
+
+
+def check_place(plan: ConversionPlan, out: Path) -> None:
+    """Refuse an OUT that cannot be a model directory, whatever it holds. Changes nothing."""
+    source = plan.checkpoint.folder.resolve()
+    if source == out.resolve() or source in out.resolve().parents:
+        raise InputError(
+            "OUT lies in the checkpoint",
+            file=out,
+            found=f"the checkpoint {source}",
+            expected="a directory outside it",
+            remedy="choose another directory for OUT",
+        )
+    if out.is_symlink() and not out.exists():
+        raise InputError(
+            "OUT is a link to nothing",
+            file=out,
+            found=out.readlink(),
+            expected="a directory, or nothing",
+            remedy="remove the link, or choose another OUT",
+        )
+    if out.exists() and not out.is_dir():
+        raise InputError(
+            "OUT is a file", file=out, found="a file", expected="a directory, or nothing", remedy="choose another OUT"
+        )
 
 
 def may_write(plan: ConversionPlan, out: Path, overwrite: bool) -> Standing:
     """What OUT is; refuses a directory that is not ours, or not to be replaced. Changes nothing."""
-    source = plan.checkpoint.folder.resolve()
-    if source == out.resolve() or source in out.resolve().parents:
-        raise InputError("OUT lies in the checkpoint", file=out, remedy="choose another directory for OUT")
-    if out.is_symlink() and not out.exists():
-        raise InputError("OUT is a link to nothing", file=out, remedy="remove the link, or choose another OUT")
-    if out.exists() and not out.is_dir():
-        raise InputError("OUT is a file", file=out, expected="a directory, or nothing", remedy="choose another OUT")
+    check_place(plan, out)
     standing = _standing(plan, out)
+    if standing is Standing.COMPLETE and overwrite:
+        return Standing.OTHER
     if standing is Standing.OTHER and not overwrite:
         raise InputError(
-            "OUT holds the result of another conversion",
+            "OUT holds the result of another conversion, or a damaged one",
             file=out,
-            found="another source, recipe or option",
-            expected="the same ones, or an empty directory",
-            remedy="choose another OUT, or give --overwrite to replace it",
+            found="another source, recipe or option; or files that the catalog does not describe",
+            expected="the same ones, whole, or an empty directory",
+            remedy="choose another OUT, or give --overwrite to write it anew",
         )
     return standing
 
 
 def _standing(plan: ConversionPlan, out: Path) -> Standing:
-    work = out / layout.WORK_FOLDER
     if (out / CATALOG_FILE).is_file():
-        return Standing.COMPLETE if read_catalog(out).plan_digest == plan.digest else Standing.OTHER
-    if work.is_dir():
-        plans = {read_json(record).get("plan") for record in work.glob("*.json")}
+        catalog = _catalog(out)
+        whole = catalog and all(_size(out / name) == record.nbytes for name, record in catalog.files.items())
+        return Standing.COMPLETE if catalog and whole and catalog.plan_digest == plan.digest else Standing.OTHER
+    if (out / layout.WORK_FOLDER).is_dir():
+        plans = {read_record(record).get("plan", plan.digest) for record in _records(out)}
         return Standing.FREE if plans <= {plan.digest} else Standing.OTHER
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and (names := sorted(path.name for path in out.iterdir())):
+        if CATALOG_FILE in names:  # another process finished while we looked
+            return _standing(plan, out)
         raise InputError(
             "OUT holds something else",
             file=out,
-            found=", ".join(sorted(path.name for path in out.iterdir())[:5]),
+            found=", ".join(names[:5]),
             expected="an empty directory, or one that mosaic-convert wrote",
-            remedy="choose another OUT, or empty this one",
+            remedy="choose another OUT",
         )
     return Standing.FREE
 
 
+def read_record(file: Path) -> dict[str, Any]:
+    """The record of a shard; empty if there is none that can be read, so that the shard is written again."""
+    try:
+        return read_json(file) if file.is_file() else {}
+    except InputError:
+        return {}
+
+
 def clear(out: Path) -> None:
     """Remove what an earlier conversion wrote; its catalog first, so that nothing half is called complete."""
-    work = out / layout.WORK_FOLDER
-    files = sorted(read_catalog(out).files) if (out / CATALOG_FILE).is_file() else []
-    records = sorted(work.glob("*.json"))
-    for name in (CATALOG_FILE, *files, *(record.name.removesuffix(".json") for record in records)):
-        (out / name).unlink(missing_ok=True)
-    for file in (*records, *work.glob("*.partial")):
-        file.unlink()
+    for file in _earlier(out):
+        file.unlink(missing_ok=True)
+
+
+def _earlier(out: Path) -> list[Path]:
+    """The files of an earlier conversion, the catalog first, shards before their records."""
+    catalog = _catalog(out)
+    shards = [out / record.name.removesuffix(".json") for record in _records(out)]
+    written = [out / name for name in catalog.files] if catalog else [*out.glob(f"*{layout.SHARD_SUFFIX}")]
+    return [out / CATALOG_FILE, *written, *shards, *_records(out), *_partials(out)]
+
+
+def _records(out: Path) -> list[Path]:
+    return sorted((out / layout.WORK_FOLDER).glob("*.json"))
+
+
+def _partials(out: Path) -> list[Path]:
+    return sorted((out / layout.WORK_FOLDER).glob("*.partial"))
+
+
+def _catalog(out: Path) -> Catalog | None:
+    """The catalog of OUT; None if there is none that this version can read."""
+    try:
+        return read_catalog(out)
+    except InputError:
+        return None
+
+
+def _size(file: Path) -> int | None:
+    return file.stat().st_size if file.is_file() else None
 
 
 @contextmanager
@@ -97,11 +153,13 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def check_space(plan: ConversionPlan, out: Path, shard_bytes: int) -> None:
-    """Refuse if the disk of OUT has no room for what is left to write."""
+def check_space(plan: ConversionPlan, out: Path, standing: Standing, shard_bytes: int) -> None:
+    """Refuse if the disk of OUT has no room for what is left to write. Changes nothing."""
     companions = sum(file.stat().st_size for file in plan.companions)
-    needed = shard_bytes + companions + sum(1000 for _ in plan.tensors)  # a tensor's share of report, index, record
-    free = shutil.disk_usage(out).free
+    replaced = _earlier(out) if standing is Standing.OTHER else _partials(out)
+    free = free_space(out) + sum(_size(file) or 0 for file in set(replaced))
+    # Of a tensor: about 1.3 kB in report, index and record.
+    needed = shard_bytes + companions + sum(1300 for _ in plan.tensors)
     if needed > free:
         raise InputError(
             "not enough room on the disk",
@@ -110,3 +168,8 @@ def check_space(plan: ConversionPlan, out: Path, shard_bytes: int) -> None:
             expected=f"{needed:,} bytes",
             remedy="free some space, or choose an OUT on another disk",
         )
+
+
+def free_space(out: Path) -> int:
+    """Free bytes on the disk where OUT is or would be."""
+    return shutil.disk_usage(next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())).free

@@ -87,7 +87,7 @@ class TensorConversion:
         assert self._planned.scale
         scales = self._checkpoint.read(self._planned.scale)
         values = scales.astype(np.float32)
-        bad = ~(np.isfinite(values) & (values > 0))
+        bad = ~((values > 0) & (values <= e4m3.LARGEST_SCALE))  # NaN compares false
         if bad.any():
             block = tuple(int(axis[0]) for axis in np.nonzero(bad))
             raise InputError(
@@ -95,7 +95,7 @@ class TensorConversion:
                 file=self._checkpoint.tensors[self._planned.scale.name].file,
                 tensor=self._planned.scale.name,
                 found=f"{values[block]} for block {block}; {np.count_nonzero(bad)} such scales",
-                expected="finite scales above 0",
+                expected=f"scales above 0, up to {e4m3.LARGEST_SCALE:.3e}",
                 remedy="download the file again, or convert the BF16 checkpoint",
             )
         return scales

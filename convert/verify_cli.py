@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def command(
-    out: Annotated[Path | None, typer.Argument(help="Model directory written by mosaic-convert.")] = None,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Model directory of mosaic-convert.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Check the embedded demo model instead of OUT.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
 ) -> None:

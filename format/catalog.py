@@ -35,7 +35,7 @@ class Catalog:
 
     def write(self, folder: Path) -> None:
         """Write the catalog durably; from then on the directory counts as complete."""
-        value: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(self)}
+        value: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(self), "spec": self.spec.to_json()}
         write_durably(folder / CATALOG_FILE, to_bytes(value, indent=1))
 
 
@@ -50,11 +50,19 @@ def read_catalog(folder: Path) -> Catalog:
             expected="a directory that mosaic-convert finished writing",
             remedy="run the same mosaic-convert command again: it goes on where it stopped",
         )
+    if not folder.is_dir():
+        raise InputError(
+            "no such model directory",
+            file=folder,
+            found="a file" if folder.exists() else "nothing",
+            expected="a directory that mosaic-convert finished writing",
+            remedy="check the path, and that OUT comes first",
+        )
     if not file.is_file():
         raise InputError(
             "not a Mosaic model directory",
             file=folder,
-            found=f"no {CATALOG_FILE}" if folder.is_dir() else "no such directory",
+            found=f"no {CATALOG_FILE}",
             expected="a directory that mosaic-convert finished writing",
             remedy=f"mosaic-convert {folder} OUT (official FP8 checkpoints pass through unchanged), then use OUT",
         )

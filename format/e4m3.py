@@ -1,7 +1,7 @@
 """Blockwise E4M3: codes and scales, the reference in numpy. Nothing else in Mosaic knows 128 or 448.
 
 A matrix W [N, K] is a grid of 128x128 blocks (partial ones at the right and bottom edge); a block holds one code
-per weight and one scale, and W ~ code value * scale, exactly representable in float32. Rule `amax`: the scale is
+per weight and one scale, and W ~ code value * scale, in float32 (exact for bfloat16 scales). Rule `amax`: the scale is
 amax / 448 rounded *up* to bfloat16, so that no weight is ever clipped and quantising a dequantised matrix gives the
 same codes and scales again. docs/FORMAT.md section 3 is normative.
 """
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 BLOCK = 128
 E4M3_MAX = 448.0
-NAN_CODES = (0x7F, 0xFF)
+NAN_CODE = 0x7F  # with either sign
 SMALLEST_NORMAL_BF16 = 2.0**-126
-LARGEST_WEIGHT = E4M3_MAX * 73 * 2.0**113  # 448 times the largest bfloat16 with which that is still a float32
+LARGEST_SCALE = 73 * 2.0**113  # the largest bfloat16 s with which 448 * s is still a float32
+LARGEST_WEIGHT = E4M3_MAX * LARGEST_SCALE
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -64,8 +65,19 @@ def quantize(weights: Floats) -> tuple[Codes, Scales]:
     scales = block_scales(np.abs(blocks).max(axis=(1, 3), initial=0.0))
     quotients = np.divide(blocks, scales.astype(np.float32)[:, None, :, None], dtype=np.float32)
     codes = encode(quotients)
-    scales[~(codes & 0x7F).any(axis=(1, 3))] = 1.0  # nothing but zeros left: any scale would do, so one is fixed
+    settle_scales(codes, scales)
     return from_blocks(codes, weights.shape), scales
+
+
+def settle_scales(codes: Codes, scales: Scales) -> None:
+    """Set the scale of every block [:, 128, :, 128] of nothing but +-0 to 1: any would do, so one is fixed."""
+    scales[~(codes & 0x7F).any(axis=(1, 3))] = 1.0
+
+
+def is_nan(codes: Codes) -> NDArray[np.bool_]:
+    """Where codes are NaN."""
+    nan: NDArray[np.bool_] = np.equal(codes & 0x7F, NAN_CODE)
+    return nan
 
 
 def dequantize(codes: Codes, scales: Scales) -> Floats:

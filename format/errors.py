@@ -4,6 +4,8 @@ Bad input is an `InputError`: file, tensor, found, expected, remedy; exit code 2
 escapes is a bug of ours and shows its traceback.
 """
 
+import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +34,23 @@ class InputError(Exception):
 
 
 def run_program(program: Callable[[], object]) -> None:
-    """Run a typer program: an `InputError` becomes its text and exit code 2. Ctrl-C (130) is typer's own."""
+    """Run a typer program. What the user or the machine can mend becomes its text and exit code 2, without traceback.
+
+    Ctrl-C (130) and a reader that went away (1) are typer's own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # whatever the locale, and whatever a hostile file holds
     try:
-        program()
+        try:
+            program()
+        finally:
+            sys.stdout.flush()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
+    except OSError as error:  # a full disk behind standard output, say
+        print(f"error: {error.strerror or error}: {error.filename or 'standard output'}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
+    else:
+        return
+    sys.exit(EXIT_BAD_INPUT)

@@ -6,14 +6,13 @@ One row per (layer, expert), sorted; the runtime reads an expert with one read o
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.format.errors import InputError
-from mosaic.format.shard import TensorInfo
 
 EXPERTS_FILE = "experts.npy"
 NO_SCALES = "NONE"
@@ -39,10 +38,18 @@ ROW = np.dtype(
 Rows = NDArray[Any]
 
 
-def place(weights: Sequence[TensorInfo], scales: Sequence[TensorInfo]) -> tuple[bytes | int, ...]:
-    """The columns from `shard` to `scale_nbytes` of an expert whose gate, up and down stand where the headers say."""
+class Span(NamedTuple):
+    """A tensor's dtype and place in its file."""
+
+    dtype: str
+    offset: int
+    nbytes: int
+
+
+def place(shard: str, weights: Sequence[Span], scales: Sequence[Span]) -> tuple[bytes | int, ...]:
+    """The columns from `shard` to `scale_nbytes` of an expert whose gate, up and down (and scales) stand there."""
     return (
-        weights[0].file.name.encode(),
+        shard.encode(),
         weights[0].dtype.encode(),
         (scales[0].dtype if scales else NO_SCALES).encode(),
         weights[0].offset,
@@ -70,6 +77,8 @@ def read_index(file: Path) -> Rows:
     The header must be the one numpy writes for as many rows as the file has room for: np.load would believe it, and
     evaluate it, whatever it says.
     """
+    if file.exists() and not file.is_file():
+        raise _refused(file, "something that is no file")
     try:
         data = file.read_bytes()
     except OSError as error:

@@ -20,15 +20,22 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file; InputError if it is none."""
+    if file.exists() and not file.is_file():
+        raise _refused("not a file", file, "a directory or a device")
     try:
         value = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
     except OSError as error:
-        raise InputError("cannot read a file", file=file, found=error.strerror, remedy="finish the download") from error
+        raise _refused("cannot read a file", file, error.strerror) from error
     except (ValueError, RecursionError) as error:
-        raise InputError("not a sound JSON file", file=file, found=error, remedy="download it again") from error
+        raise _refused("not a sound JSON file", file, error) from error
     if not isinstance(value, dict):
-        raise InputError("not a JSON object", file=file, found=type(value).__name__, remedy="download it again")
+        raise _refused("not a JSON object", file, type(value).__name__)
     return value
+
+
+def _refused(problem: str, file: Path, found: object) -> InputError:
+    remedy = "copy, download or convert it again"
+    return InputError(problem, file=file, found=found, expected="a JSON object", remedy=remedy)
 
 
 def to_bytes(value: dict[str, Any], indent: int) -> bytes:

@@ -7,6 +7,7 @@ A header is hostile until checked: every length, offset, dtype and shape.
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mosaic.format.errors import InputError
+from mosaic.format.index import Span
 from mosaic.format.jsonfile import rename_durably, unique_keys
 from mosaic.format.layout import ShardLayout
 
@@ -42,10 +44,17 @@ class TensorInfo:
     offset: int
     nbytes: int
 
+    @property
+    def span(self) -> Span:
+        """Its place."""
+        return Span(self.dtype, self.offset, self.nbytes)
+
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
     """Every tensor of a safetensors file, from its header alone; InputError for every way it can lie."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise _damaged(file, None, "something that is no file", "a regular file")
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little") if size >= 8 else 0

@@ -23,6 +23,7 @@ from mosaic.format.shard import TensorInfo, read_header
 from mosaic.format.tensors import Piece
 
 SINGLE_FILE = "model.safetensors"
+SAMPLE = 4 << 10
 
 #: numpy types of the dtypes a weight may have. E4M3 codes stay bytes.
 NUMPY: dict[str, np.dtype[Any]] = {
@@ -44,6 +45,14 @@ class Checkpoint:
                 found="nothing" if not folder.exists() else "a file",
                 expected="a directory with config.json and safetensors files",
                 remedy="give the directory a Hugging Face checkpoint was downloaded to",
+            )
+        if not (folder / CONFIG_FILE).is_file():
+            raise InputError(
+                "not a checkpoint directory",
+                file=folder,
+                found=f"no {CONFIG_FILE}",
+                expected=f"a directory with {CONFIG_FILE} and safetensors files",
+                remedy="give the directory a Hugging Face checkpoint was downloaded to, or finish the download",
             )
         self.folder = folder
         self.config = read_json(folder / CONFIG_FILE)
@@ -81,6 +90,14 @@ class Checkpoint:
         values = np.empty(shape, NUMPY[info.dtype])
         self._fill(info, offset, values.reshape(-1).view(np.uint8).data, piece.name)
         return values
+
+    def sample(self, name: str) -> bytes:
+        """Up to SAMPLE bytes from the middle of a tensor."""
+        info = self.tensors[name]
+        size = min(SAMPLE, info.nbytes)
+        data = np.empty(size, np.uint8)
+        self._fill(info, (info.nbytes - size) // 2, data.data, name)
+        return data.tobytes()
 
     def _fill(self, info: TensorInfo, offset: int, buffer: memoryview, name: str) -> None:
         if info.file not in self._descriptors:

@@ -23,7 +23,8 @@ def demo_model() -> Path:
     mosaic-convert runs as a process of its own, into a temporary folder beside the final one, so that two first uses
     at once do no harm.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mosaic"
+    wished = os.environ.get("XDG_CACHE_HOME", "")
+    cache = Path(wished if Path(wished).is_absolute() else Path.home() / ".cache") / "mosaic"
     model = cache / f"demo-{_digest(DEMO_CHECKPOINT)}"
     if (model / "mosaic.json").is_file():
         return model
@@ -33,16 +34,19 @@ def demo_model() -> Path:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             made = Path(scratch) / "demo"
             command = [sys.executable, "-m", "mosaic.convert.cli", str(DEMO_CHECKPOINT), str(made), "--quiet"]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            if not (model / "mosaic.json").is_file():
-                shutil.rmtree(model, ignore_errors=True)  # nothing we wrote: a finished one appears by rename
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            try:
                 made.rename(model)
+            except OSError:  # something is there: the work of a faster process, or a wreck
+                if not (model / "mosaic.json").is_file():
+                    shutil.rmtree(model)
+                    made.rename(model)
     except (OSError, subprocess.CalledProcessError) as error:
         if not (model / "mosaic.json").is_file():  # else another process was faster
             raise InputError(
                 "the demo cannot be converted into the cache folder",
                 file=cache,
-                found=error,
+                found=error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error,
                 expected="a folder that can be written to",
                 remedy="set XDG_CACHE_HOME to another folder, or mosaic-convert the demo checkpoint yourself",
             ) from error
@@ -50,10 +54,12 @@ def demo_model() -> Path:
 
 
 def _digest(folder: Path) -> str:
-    """Short identity of a folder's files and of the converter's version."""
+    """Short identity of what the cached model depends on: the checkpoint's file sizes and the converter's sources."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-    for file in sorted(FOLDER.parent.glob("convert/*.py")) + sorted(FOLDER.parent.glob("format/**/*.py")):
+    for file in sorted(
+        path for part in ("convert", "format", "recipes") for path in FOLDER.parent.glob(f"{part}/**/*.py")
+    ):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -21,17 +21,20 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def command(
     out: Annotated[str | None, typer.Argument(metavar="OUT", help="Model directory; left out with --demo.")] = None,
-    prompt: Annotated[str | None, typer.Argument(help="What to say; - reads it from standard input.")] = None,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to say; - reads standard input.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Use the embedded demo model instead of OUT.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue plain text, without chat template.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens of the answer; default: no limit."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0: always the likeliest token.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest, up to this share.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from so many tokens; 0: from all.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
     context: Annotated[int | None, typer.Option(help="Most tokens of prompt and answer; default: the model's.")] = None,
     kv: Annotated[str, typer.Option(help="How keys and values are kept: f32, bf16 or e4m3.")] = "bf16",
-    threads: Annotated[int, typer.Option(min=1, envvar="MOSAIC_THREADS", help="Threads to compute with.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use.")] = 1,
     stats: Annotated[bool, typer.Option("--stats", help="Print figures on standard error.")] = False,
     stats_json: Annotated[
         bool, typer.Option("--stats-json", help="The same as one JSON object, in the last line.")
@@ -39,7 +42,10 @@ def command(
 ) -> None:
     """Answer a prompt with the model in OUT. Without a prompt, on a terminal, it is a chat.
 
-    Defaults for sampling come from the model's generation_config.json.
+    Defaults for sampling come from the model's generation_config.json. Weights are mapped and used as they lie; their
+    checksums are for mosaic-verify. The demo is converted once, into XDG_CACHE_HOME (~/.cache)/mosaic.
+
+    Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
     """
     if demo:
         if prompt is not None:
@@ -47,9 +53,9 @@ def command(
         out, prompt = None, out
     elif out is None:
         raise _usage("neither OUT nor --demo", "mosaic-run OUT PROMPT, or mosaic-run --demo PROMPT")
-    interactive = prompt is None and sys.stdin.isatty()
+    interactive = prompt is None and sys.stdin is not None and sys.stdin.isatty()
     if not interactive and prompt in (None, "-"):
-        prompt = sys.stdin.read()
+        prompt = sys.stdin.read() if sys.stdin else ""
     if not interactive and not str(prompt).strip():
         raise InputError("the prompt is empty", found=repr(prompt), expected="some text", remedy="write a prompt")
     folder = demo_model() if out is None else Path(out)
@@ -109,6 +115,8 @@ class Answer:
         finally:
             parts.append(stream.finish())
             print(parts[-1], end="", flush=True)
+        if stats.stop_reason == "context full":
+            print(f"\nnote: the context of {self._engine.context:,} tokens is full", end="", file=sys.stderr)
         self._report(stats.as_dict())
         return "".join(parts)
 

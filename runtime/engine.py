@@ -109,7 +109,7 @@ class Engine:
                 "the prompt does not fit the context",
                 found=f"{len(prompt):,} tokens",
                 expected=f"at most {self.context:,}",
-                remedy="shorten the prompt, or raise --context if the model allows it",
+                remedy="shorten the prompt, raise --context if the model allows it, or start a new chat",
             )
 
     def _prefill(self, tokens: Sequence[int]) -> NDArray[np.floating]:
@@ -134,7 +134,7 @@ def load_engine(folder: Path, *, kv: KVFormat = KVFormat.BF16, context: int | No
     longest = weights.catalog.spec.max_position_embeddings
     if context is not None and not 0 < context <= longest:
         raise InputError(
-            "--context is out of range", found=context, expected=f"1 to {longest:,}", remedy="choose a smaller one"
+            "--context is out of range", found=context, expected=f"1 to {longest:,}", remedy="choose one in this range"
         )
     defaults = generation_defaults(folder)
     return Engine(model, Tokenizer(folder), defaults.sampling, defaults.stop | _config_stop(folder), context or longest)

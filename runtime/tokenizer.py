@@ -41,12 +41,9 @@ class Tokenizer:
         self._library.no_truncation()  # training-time settings that some files carry
         self._library.no_padding()
         self._added = {number: token.content for number, token in self._library.get_added_tokens_decoder().items()}
+        #: One more than the highest token id; rows of the head above are padding.
+        self.num_tokens = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         self._special = {n for n, token in self._library.get_added_tokens_decoder().items() if token.special}
-
-    @property
-    def num_tokens(self) -> int:
-        """One more than the highest token id; rows of the head above are padding."""
-        return max(self._library.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> list[int]:
         """Token ids; special tokens in the text are recognised, none are added."""

@@ -1,17 +1,22 @@
 """The weights of a model directory, mapped and not copied: tensors are views over the shards' pages."""
 
 import mmap
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mosaic.format import architectures, index, layout
+from mosaic.format import architectures, e4m3, index, layout
 from mosaic.format.catalog import Catalog, read_catalog
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.shard import TensorInfo, read_header
+from mosaic.format.tensors import TensorSpec
+
+# Views are read-only because their pages are; torch has no word for that and warns once.
+warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
 TORCH = {"F8_E4M3": torch.uint8, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -52,21 +57,20 @@ class Expert:
 
 
 class MappedShard:
-    """One shard in the address space. Pages are read when touched; nothing is written back."""
+    """One shard in the address space, read-only. Pages are read when touched."""
 
     def __init__(self, file: Path) -> None:
         with file.open("rb") as stream:
-            # Private and writable only because torch wants writable memory; no page is ever written.
-            self._map = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
     def view(self, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
-        """A tensor over the bytes at `offset`."""
+        """A tensor over the bytes at `offset`. Nothing may write to it."""
         count = torch.Size(shape).numel()
         return torch.frombuffer(self._map, dtype=TORCH[dtype], count=count, offset=offset).view(shape)
 
 
 class Weights:
-    """The tensors of a model directory by their keys (`mosaic.format.tensors`)."""
+    """The tensors of a model directory by their keys (`mosaic.format.tensors`), each as the contract wants it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,10 +83,38 @@ class Weights:
             if name.endswith(layout.SHARD_SUFFIX):
                 self._infos |= read_header(file)
                 self.shards[name] = MappedShard(file)
-        config = read_json(folder / layout.CONFIG_FILE)
-        architecture = architectures.find(config, folder / layout.CONFIG_FILE)
+        config_file = folder / layout.CONFIG_FILE
+        config = read_json(config_file)
+        architecture = architectures.find(config, config_file)
+        if architecture.parse(config, config_file) != self.catalog.spec:
+            raise self._refused(config_file, None, "another model than the catalog", "the catalog's spec")
         contract = architecture.tensors(self.catalog.spec, config, self._infos.keys())
         self._contract = {tensor.key: tensor for tensor in contract}
+        for tensor in contract:
+            self._check(tensor)
+
+    def _check(self, tensor: TensorSpec) -> None:
+        """A tensor of the contract is there, in its shape, and has scales exactly if it is E4M3."""
+        info, scale = self._infos.get(tensor.name), self._infos.get(tensor.scale_name)
+        if info is None:
+            raise self._refused(self.folder, tensor.name, "no such tensor", "every tensor of the model")
+        if info.shape != tensor.shape or info.dtype not in TORCH:
+            raise self._refused(info.file, tensor.name, f"{info.dtype} {list(info.shape)}", f"{list(tensor.shape)}")
+        grid = e4m3.grid(tensor.shape) if info.dtype == "F8_E4M3" else None
+        if (scale.shape if scale else None) != grid or (scale and scale.dtype not in ("BF16", "F32")):
+            found = f"{info.dtype} with scales {scale and (scale.dtype, scale.shape)}"
+            raise self._refused(info.file, tensor.name, found, f"scales {grid} in BF16 or F32 for E4M3, else none")
+
+    @staticmethod
+    def _refused(file: Path, tensor: str | None, found: str, expected: str) -> InputError:
+        return InputError(
+            "the model directory does not hold together",
+            file=file,
+            tensor=tensor,
+            found=found,
+            expected=expected,
+            remedy="mosaic-verify tells more; copy the directory or convert the checkpoint again",
+        )
 
     def tensor(self, key: str) -> Tensor:
         """An unquantised tensor."""
@@ -99,8 +131,8 @@ class Weights:
         """What the expert index should say of one expert, by the shard headers (see `format.index.ROW`)."""
         specs = [self._contract[f"layers.{layer}.moe.experts.{expert}.{name}"] for name in ("gate", "up", "down")]
         parts = [self._infos[spec.name] for spec in specs]
-        scales = [self._infos[spec.scale_name] for spec in specs if spec.scale_name in self._infos]
-        return index.place(parts, scales)
+        scales = [self._infos[spec.scale_name].span for spec in specs if spec.scale_name in self._infos]
+        return index.place(parts[0].file.name, [part.span for part in parts], scales)
 
     def _view(self, name: str) -> Tensor:
         info = self._infos[name]

@@ -11,18 +11,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("format", "convert", "runtime")
+RECIPES = ("recipes/__init__.py",)
 SOURCES = {
     path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
+    for path in (*(file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))), ROOT / RECIPES[0])
 }
 NATIVE_USERS = {"runtime/ops/cpu.py", "runtime/experts/store.py", "convert/quantize.py"}
 DECISIONS = {f"runtime/experts/{name}.py" for name in ("keys", "tracker", "placement", "slots")}
 #: Pieces of Hugging Face tensor names. `_scale_inv` has one more owner, the contract.
 TENSOR_NAMES = re.compile(
     r"self_attn|linear_attn|[qkvo]_proj|in_proj|out_proj|embed_tokens|lm_head\.|layernorm|gate_up|gate_proj|up_proj|"
-    r"down_proj|mlp\.(gate|experts|shared)|shared_expert_gate|language_model\.|model\.layers|model\.visual|pre_fc|dt_bias\b\.|"
-    r"conv1d"
+    r"down_proj|mlp\.(gate|experts|shared)|shared_expert_gate|language_model\.|model\.layers|model\.visual|pre_fc|"
+    r"conv1d|A_log|[qk]_norm\."
 )
 
 
@@ -64,9 +64,16 @@ def test_the_walk_sees_the_sources():
     assert "runtime/model.py" in users("torch")
 
 
+def test_imports_are_absolute():
+    """A relative import would slip through the walk."""
+    for file, tree in SOURCES.items():
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level], file
+
+
 def test_packages_do_not_reach_across():
     assert not {file for file in users("mosaic.runtime") if not file.startswith("runtime/")}
     assert not {file for file in users("mosaic.convert") if not file.startswith("convert/")}
+    assert users("mosaic.recipes") >= {"runtime/cli.py", "convert/recipe.py"}
 
 
 def test_torch_stays_in_the_runtime():

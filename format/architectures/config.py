@@ -38,7 +38,7 @@ class Config:
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._values.get(key, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if type(value) not in (int, float) or not 0 < value < 1e300:
             raise self.error(key, value, "a positive number")
         return float(value)
 

@@ -13,6 +13,7 @@ NESTED = "model.language_model."
 FLAT = "model."
 VISION = "model.visual."
 MTP = "mtp."
+MOST_EXPERTS = 1 << 18  # of a whole model; the 80B has 24,576. More is a damaged file, and would take for ever
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ def moe_spec(config: Config, *, shared: bool, normalize_top_k: bool) -> MoeSpec:
     """The mixture-of-experts numbers."""
     experts, top_k = config.integer("num_experts", maximum=MOST), config.integer("num_experts_per_tok")
     config.check(top_k <= experts, "num_experts_per_tok", f"at most num_experts ({experts})")
+    layers = config.integer("num_hidden_layers", maximum=MOST)
+    config.check(
+        layers * experts <= MOST_EXPERTS, "num_experts", f"at most {MOST_EXPERTS:,} in {layers} layers together"
+    )
     shared_size = config.integer("shared_expert_intermediate_size") if shared else 0
     return MoeSpec(experts, top_k, config.integer("moe_intermediate_size"), shared_size, normalize_top_k)
 

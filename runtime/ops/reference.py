@@ -58,11 +58,11 @@ class ReferenceOps:
         seen, kv_heads, _ = key.shape
         future = torch.arange(seen) > torch.arange(seen - tokens, seen)[:, None]
         result = torch.empty(tokens, heads, dim, dtype=EXACT)
-        for head in range(heads):
-            kv_head = head // (heads // kv_heads)
-            scores = query[:, head].to(EXACT) @ key[:, kv_head].to(EXACT).T * dim**-0.5
-            shares = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
-            result[:, head] = shares @ value[:, kv_head].to(EXACT)
+        for kv_head in range(kv_heads):
+            keys, values = key[:, kv_head].to(EXACT), value[:, kv_head].to(EXACT)
+            for head in range(kv_head * (heads // kv_heads), (kv_head + 1) * (heads // kv_heads)):
+                scores = query[:, head].to(EXACT) @ keys.T * dim**-0.5
+                result[:, head] = scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ values
         return result
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from mosaic.convert.quantize import NonFinite
 from mosaic.convert.recipe import load_recipe
 from mosaic.convert.verify import verify
 from mosaic.format.errors import InputError
+from mosaic.format.shard import read_header
 from mosaic.format.source import Checkpoint
 from support.fp8 import dequantise, quantise, read_checkpoint, unfuse, write_official_fp8
 from support.shards import INDEX, write_index, write_shards
@@ -109,7 +110,7 @@ def refused(folder, *facts, recipe="e4m3", out=None):
 
 
 def names_everything(error, *facts):
-    assert {"file", "found", "remedy"} <= error.facts.keys()
+    assert {"file", "found", "expected", "remedy"} <= error.facts.keys()
     for fact in facts:
         assert fact in str(error)
 
@@ -885,15 +886,89 @@ class TestOut:
             assert run(bf16, out)[0]
             same_shards(out, originals / "out")
 
-    @pytest.mark.parametrize("overwrite", [False, True])
-    def test_complete_already(self, bf16, overwrite):
+    def test_complete_already(self, bf16):
         out = bf16.parent / "out"
         run(bf16, out)
         before = snapshot(out)
         stamp = out.stat().st_mtime_ns
-        assert run(bf16, out, overwrite=overwrite)[0] is False
+        assert run(bf16, out)[0] is False
         assert snapshot(out) == before
         assert out.stat().st_mtime_ns == stamp
+
+    def test_overwriting_a_complete_one_writes_the_same_again(self, bf16):
+        out = bf16.parent / "out"
+        run(bf16, out)
+        before = {file.name: file.read_bytes() for file in out.iterdir()}
+        shard = next(out.glob("layers-*"))
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1  # of the right size: only verify would see it
+        shard.write_bytes(data)
+        assert run(bf16, out, overwrite=True)[0]
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+    @pytest.mark.parametrize("damage", ["shard absent", "shard cut", "catalog cut", "report absent", "other version"])
+    def test_a_damaged_one_is_refused_and_the_remedy_repairs_it(self, bf16, damage):
+        out = bf16.parent / "out"
+        run(bf16, out)
+        before = {file.name: file.read_bytes() for file in out.iterdir()}
+        if damage == "shard absent":
+            next(out.glob("layers-*")).unlink()
+        elif damage == "shard cut":
+            os.truncate(next(out.glob("layers-*")), 5000)
+        elif damage == "catalog cut":
+            os.truncate(out / "mosaic.json", 100)
+        elif damage == "report absent":
+            (out / "report.json").unlink()
+        else:
+            (out / "mosaic.json").write_text('{"format_version": 2}')
+        assert "damaged" in self.refused(bf16, out, "--overwrite").problem
+        assert run(bf16, out, overwrite=True)[0]
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+    def test_another_source_with_equal_headers_is_another_source(self, bf16, tmp_path):
+        """A fine-tune: same config, names, shapes, sizes. Never half of one and half of the other."""
+        other = tmp_path / "tuned"
+        shutil.copytree(bf16, other)
+        edit(other, lambda tensors: tensors.update({name: t * 1.25 for name, t in tensors.items()}))
+        for mine, yours in zip(sorted(other.glob("*.safetensors")), sorted(bf16.glob("*.safetensors")), strict=True):
+            spans = [{name: info.span for name, info in read_header(file).items()} for file in (mine, yours)]
+            assert spans[0] == spans[1]
+        out = bf16.parent / "out"
+        run(bf16, out)
+        self.refused(other, out, "--overwrite")
+        (out / "mosaic.json").unlink()  # as if stopped just before the end, with all its records
+        (out / ".mosaic-convert").mkdir()
+        with Checkpoint(bf16) as checkpoint:
+            digest = make_plan(checkpoint, load_recipe("e4m3")).digest
+        for shard in out.glob("*.safetensors"):
+            record = {"version": 1, "plan": digest, "nbytes": shard.stat().st_size, "sha256": "", "tensors": []}
+            (out / ".mosaic-convert" / f"{shard.name}.json").write_text(json.dumps(record))
+        self.refused(other, out, "--overwrite")
+        assert run(other, out, overwrite=True)[0]
+        run(other, bf16.parent / "fresh")
+        same_shards(out, bf16.parent / "fresh")
+
+    def test_files_of_an_earlier_source_do_not_stay(self, bf16):
+        out = bf16.parent / "out"
+        (bf16 / "tokenizer.json").write_text("{}")
+        run(bf16, out)
+        (out / "mosaic.json").write_text("{")  # nothing to tell what is ours
+        (bf16 / "tokenizer.json").unlink()
+        assert run(bf16, out, overwrite=True)[0]
+        assert not (out / "tokenizer.json").exists()
+        assert all(result.holds for result in verify(out))
+
+    def test_a_write_error_is_a_refusal_and_the_same_command_resumes(self, bf16, originals):
+        out = bf16.parent / "out"
+        limited = ["bash", "-c", 'ulimit -f 64; exec "$@"', "-", MOSAIC_CONVERT, bf16, out, "--workers", "1"]
+        done = subprocess.run([str(word) for word in limited], capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        assert "File too large" in done.stderr
+        assert "run the same command again" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (out / "mosaic.json").exists()
+        assert convert_program(bf16, out).returncode == 0
+        same_shards(out, originals / "out")
 
     def test_the_result_of_another_recipe(self, bf16):
         out = bf16.parent / "out"
@@ -1002,7 +1077,21 @@ class TestOut:
         usage = shutil.disk_usage(bf16)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
         self.refused(bf16, bf16.parent / "out", "1,000,000 bytes free")
-        assert not list((bf16.parent / "out").glob("*.safetensors"))
+        assert not (bf16.parent / "out").exists()
+
+    def test_a_full_disk_does_not_cost_the_old_model(self, bf16, monkeypatch):
+        """What --overwrite would replace counts as free, but goes only when there is room for the new."""
+        out = bf16.parent / "out"
+        run(bf16, out, recipe="experts-only")
+        before = snapshot(out)
+        usage = shutil.disk_usage(bf16)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+        bf16_recipe = bf16.parent / "wide.yaml"
+        bf16_recipe.write_text("rules: [{treatment: f32}]")
+        self.refused(bf16, out, "not enough room", recipe=str(bf16_recipe), overwrite=True)
+        assert snapshot(out) == before
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=500_000))
+        assert run(bf16, out, recipe="e4m3", overwrite=True)[0]  # smaller than what it replaces
 
 
 # -------------------------------------------------------------------------------------------------------- recipes
@@ -1099,13 +1188,19 @@ def convert_program(*arguments):
 
 
 class TestProgram:
-    @pytest.mark.parametrize("fault", ["model_type", "missing", "truncated", "absent file", "recipe", "foreign OUT"])
+    @pytest.mark.parametrize(
+        "fault", ["model_type", "missing", "unknown", "mis-shaped", "truncated", "absent file", "recipe", "foreign OUT"]
+    )
     def test_refusals_exit_with_2_and_write_nothing(self, bf16, fault):
         out, recipe = bf16.parent / "out", "e4m3"
         if fault == "model_type":
             edit_config(bf16, lambda config: config.update(model_type="mixtral"))
         elif fault == "missing":
             edit(bf16, lambda tensors: tensors.pop(NORM))
+        elif fault == "unknown":
+            edit(bf16, lambda tensors: tensors.update({"model.surprise": torch.ones(1)}))
+        elif fault == "mis-shaped":
+            edit(bf16, lambda tensors: tensors.update({NORM: tensors[NORM][:-1].clone()}))
         elif fault == "truncated":
             os.truncate(file_of(bf16, NORM), 1000)
         elif fault == "absent file":
@@ -1130,7 +1225,7 @@ class TestProgram:
         assert done.returncode == 2
         assert "in_proj_z" in done.stderr
         assert "--nonfinite zero" in done.stderr
-        done = convert_program(bf16, out, "--nonfinite", "zero", "--json", "--workers", 1)
+        done = convert_program(bf16, out, "--nonfinite", "zero", "--overwrite", "--json", "--workers", 1)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["written"] is True
         assert all(result.holds for result in verify(out))

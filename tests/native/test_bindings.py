@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,3 +93,15 @@ class TestDispatch:
     def test_unknown_argument(self):
         with pytest.raises(ValueError, match=r"isa is 'neon', expected one that .* have: scalar"):
             _native.e4m3_decode(b"", np.empty(0, np.float32), "neon")
+
+
+def test_every_isa_of_this_cpu_is_offered():
+    """By what the kernel says of the CPU: a dispatch that finds too little would only look slow."""
+    lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")]
+    flags = set(lines[0].split()) if lines else set()
+    expected = ["scalar"]
+    if {"avx2", "fma", "f16c"} <= flags:
+        expected.append("avx2")
+    if {"avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512_bf16"} <= flags:
+        expected.append("avx512")
+    assert list(_native.isas()) == expected

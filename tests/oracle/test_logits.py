@@ -31,7 +31,10 @@ MODELS = {
     "moe-dense-layer": Tiny(family="qwen3_moe", mlp_only_layers=(1,)),
     "demo": None,
 }
-CASES = [(name, "bf16") for name in MODELS] + [(name, "fp8") for name in ("3.6", "3.5", "next", "moe")]
+FP8 = ("3.6", "3.5", "3.6-strong-decay", "next", "moe")
+CASES = (
+    [(name, "bf16") for name in MODELS] + [(name, "fp8") for name in FP8] + [("next", "fp8-f32"), ("moe", "fp8-f32")]
+)
 LENGTHS = (1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 LOGITS = 1e-4  # float32 round-off in transformers (ours is float64), |logits| up to 20; up to 6.3e-5 seen
 STATE = 1e-6  # float64 against itself: only a float32 rounding in the KV cache can flip; 1e-13 seen
@@ -62,8 +65,9 @@ def case(request, tmp_path_factory):
     source = DEMO_CHECKPOINT if name == "demo" else root / "source"
     if name != "demo":
         write_checkpoint(MODELS[name], source)
-    if kind == "fp8":
-        write_official_fp8(source, root / "official")
+    if kind != "bf16":
+        scale_dtype = torch.float32 if kind == "fp8-f32" else torch.bfloat16
+        write_official_fp8(source, root / "official", scale_dtype)
         source = root / "official"
     return Case(convert_folder(source, root / "out"))
 
@@ -75,8 +79,9 @@ def test_logits_at_every_length(case):
         assert np.abs(ours - theirs).max() <= LOGITS, length
 
 
-def test_greedy_tokens(case):
-    prompt, tokens = case.ids[:11], []
+@pytest.mark.parametrize("length", [2, 65])
+def test_greedy_tokens(case, length):
+    prompt, tokens = case.ids[:length], []
     logits, state = case.run(prompt)
     for _ in range(64):
         tokens.append(int(logits[-1].argmax()))
@@ -112,14 +117,20 @@ def compare_states(one, other):
             assert (left - right).abs().max() <= STATE
 
 
-@pytest.mark.parametrize("name", ["3.6", "3.5", "next", "moe", "demo"])
-def test_transformers_loads_the_directory_as_it_is(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "bf16") for name in ("3.6", "3.5", "next", "moe", "demo")), ("3.6", "fp8"), ("next", "fp8")],
+)
+def test_transformers_loads_the_directory_as_it_is(name, kind, tmp_path):
     """No options, no missing, unexpected or mismatched keys; and its weights are our dequantisation, to the bit."""
     from transformers import AutoModelForCausalLM
 
     source = DEMO_CHECKPOINT if name == "demo" else tmp_path / "source"
     if name != "demo":
         write_checkpoint(MODELS[name], source)
+    if kind == "fp8":
+        write_official_fp8(source, tmp_path / "official")
+        source = tmp_path / "official"
     out = convert_folder(source, tmp_path / "out")
     model, report = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
     strays = {kind: {key for key in map(str, keys) if not key.startswith("mtp.")} for kind, keys in report.items()}
