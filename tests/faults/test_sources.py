@@ -341,7 +341,7 @@ class TestFilesRefused:
         (bf16 / "config.json").unlink()
         if content is not None:
             (bf16 / "config.json").write_text(content)
-        refused(bf16, str(bf16 / "config.json"))
+        refused(bf16, str(bf16), "config.json")
 
     def test_a_lone_surrogate_in_the_config(self, bf16):
         """Legal JSON, if odd: it goes along, escaped."""
@@ -1212,7 +1212,7 @@ class TestProgram:
             (out / "precious").write_text("")
         done = convert_program(bf16, out, "--recipe", recipe)
         assert done.returncode == 2
-        assert done.stderr.startswith("error: ")
+        assert "\nerror: " in f"\n{done.stderr}"
         assert "remedy:" in done.stderr
         assert "Traceback" not in done.stderr
         assert done.stdout == ""

@@ -61,9 +61,8 @@ class TestCatalog:
         assert value["files"]["config.json"] == {"nbytes": 10, "sha256": DIGEST}
 
     def test_no_directory(self, tmp_path):
-        with pytest.raises(InputError, match="no such directory") as refusal:
+        with pytest.raises(InputError, match="no such model directory"):
             read_catalog(tmp_path / "absent")
-        assert "mosaic-convert" in refusal.value.facts["remedy"]
 
     def test_no_catalog(self, tmp_path):
         with pytest.raises(InputError, match=r"no mosaic\.json"):

@@ -6,6 +6,7 @@ The library is more lenient than we are in a few places (LENIENT); it is never t
 
 import hashlib
 import json
+import os
 import struct
 
 import numpy as np
@@ -193,8 +194,14 @@ class TestHostileHeaders:
             read_header(tmp_path / "absent.safetensors")
 
     def test_a_directory(self, tmp_path):
-        with pytest.raises(InputError, match="cannot read"):
+        with pytest.raises(InputError, match="regular file"):
             read_header(tmp_path)
+
+    def test_a_pipe(self, tmp_path):
+        """Opening it would wait for ever."""
+        os.mkfifo(tmp_path / "pipe.safetensors")
+        with pytest.raises(InputError, match="regular file"):
+            read_header(tmp_path / "pipe.safetensors")
 
 
 class TestLegalHeaders:

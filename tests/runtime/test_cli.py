@@ -112,7 +112,7 @@ def test_an_unconverted_checkpoint_is_refused_with_the_remedy():
 
 
 def test_a_missing_directory_is_refused(refused, tmp_path):
-    refused(tmp_path / "none", PROMPT, words=("no such directory", "mosaic-convert"))
+    refused(tmp_path / "none", PROMPT, words=("no such model directory", "check the path"))
 
 
 def test_any_other_directory_is_refused(refused, tmp_path):
@@ -120,7 +120,7 @@ def test_any_other_directory_is_refused(refused, tmp_path):
 
 
 def test_a_file_for_a_directory_is_refused(refused, demo):
-    refused(demo / "config.json", PROMPT, words=("not a Mosaic model directory",))
+    refused(demo / "config.json", PROMPT, words=("no such model directory", "a file"))
 
 
 def test_an_unfinished_conversion_is_refused(refused, tmp_path):
@@ -405,3 +405,31 @@ def test_a_chat_survives_ctrl_c_and_ends_with_ctrl_d(demo):
     # The interrupted question was taken back: one more question than the first turn, and not two.
     grown = figures[1]["prompt_tokens"] - figures[0]["prompt_tokens"] - figures[0]["generated_tokens"]
     assert 0 < grown < 2 * figures[0]["prompt_tokens"] - 4
+
+
+@pytest.mark.parametrize("program", ["mosaic-run", "mosaic-verify"])
+def test_a_full_disk_behind_standard_output(program, demo):
+    """/dev/full takes nothing: exit code 2 and a sentence, no traceback."""
+    arguments = [str(demo), *(["hi", "--max-tokens", "2"] if program == "mosaic-run" else [])]
+    script = str(Path(sys.executable).with_name(program))
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([script, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_closed_standard_input(demo):
+    script = str(Path(sys.executable).with_name("mosaic-run"))
+    done = subprocess.run(["bash", "-c", f"exec {script} {demo} - <&-"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the prompt is empty" in done.stderr
+
+
+def test_a_full_context_is_told(demo):
+    script = str(Path(sys.executable).with_name("mosaic-run"))
+    command = [script, str(demo), "--raw", "Mr. Darcy", "--context", "6", "--temperature", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "context of 6 tokens is full" in done.stderr
