@@ -38,12 +38,7 @@ class TensorConversion:
                 block_rows = source_scales[first // e4m3.BLOCK : -(-last // e4m3.BLOCK)]
                 yield _bytes(self._from_fp8(codes, block_rows, where))
             elif planned.stored.scale:
-                numbers = finite(values, self._policy, self.sums, where)
-                if (large := np.abs(numbers) > e4m3.LARGEST_WEIGHT).any():
-                    raise where.too_large(large, numbers, "E4M3")
-                codes, scales = quantize(numbers, self.sums)
-                self._scales.append(scales)
-                yield _bytes(codes)
+                yield _bytes(self._quantize(values, where))
             else:
                 yield _bytes(self._from_floats(values, where))
 
@@ -51,6 +46,20 @@ class TensorConversion:
         """The stored scales: [ceil(N/128), ceil(K/128)] in the planned dtype."""
         assert self._planned.stored.scale
         return np.concatenate(self._scales).astype(NUMPY[self._planned.stored.scale.dtype]).tobytes()
+
+    def _quantize(self, values: NDArray[Any], where: Location) -> e4m3.Codes:
+        """Codes of one slice. The kernel takes float32 and bfloat16 and stops at what it cannot take."""
+        direct = values.dtype in (e4m3.BFLOAT16, np.float32)
+        result = quantize(values, self.sums) if direct else None
+        if result is None:
+            numbers = finite(values, self._policy, self.sums, where)
+            if (large := np.abs(numbers) > e4m3.LARGEST_WEIGHT).any():
+                raise where.too_large(large, numbers, "E4M3")
+            result = quantize(numbers, self.sums)
+            assert result is not None
+        codes, scales = result
+        self._scales.append(scales)
+        return codes
 
     def _from_fp8(self, codes: e4m3.Codes, scales: NDArray[Any], where: Location) -> NDArray[Any]:
         """Codes as they are, or dequantised in float32 where they cannot stay."""

@@ -7,6 +7,7 @@ from typing_extensions import Buffer
 # Below Python 3.12 numpy does not declare its arrays as Buffer; there mypy also checks their dtype.
 _Codes = NDArray[np.uint8] | Buffer
 _Values = NDArray[np.float32] | Buffer
+_Bits = NDArray[np.uint16] | Buffer
 
 def isas() -> tuple[str, ...]:
     """The instruction sets compiled in and supported by this CPU, slowest first."""
@@ -19,3 +20,12 @@ def e4m3_decode(codes: _Codes, out: _Values, isa: str = "") -> None:
 
 def e4m3_encode(values: _Values, out: _Codes, isa: str = "") -> None:
     """Encode float32 into E4M3 codes (uint8): nearest, ties to even, saturating; NaN becomes 0x7F or 0xFF."""
+
+def e4m3_quantize(
+    weights: _Values | _Bits, codes: _Codes, scales: _Bits, limit: float, isa: str = ""
+) -> tuple[float, float, float, int] | None:
+    """Quantise weights [N, K] by rule amax: float32, or bfloat16 as uint16; whole 128x128 blocks.
+
+    Codes are uint8, scales bfloat16 as uint16. Returns (sum of squares, sum of squared errors, largest error, weights
+    that became 0), or None if a magnitude is above `limit` or not a number; what was written then means nothing.
+    """

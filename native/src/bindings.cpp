@@ -29,6 +29,37 @@ void e4m3_encode(const py::buffer& values, const py::buffer& out, const std::str
     map_elements(Buffer<const float>("values", values), Buffer<std::uint8_t>("out", out), kernels.e4m3_encode);
 }
 
+// The kernel for the element type at hand, between checks and the GIL.
+template <typename T, typename Kernel>
+py::object quantize(const py::buffer& weights, const py::buffer& codes, const py::buffer& scales, float limit,
+                    Kernel kernel) {
+    const Buffer<const T> in("weights", weights);
+    const Buffer<std::uint8_t> out("codes", codes);
+    const Buffer<std::uint16_t> out_scales("scales", scales);
+    in.require_matrix_of(kBlock);
+    out.require_count_of(in);
+    out_scales.require_count(in.count() / (kBlock * kBlock));
+    out.require_apart_from(in);
+    out_scales.require_apart_from(in);
+    out_scales.require_apart_from(out);
+    QuantizeSums sums;
+    bool within;
+    {
+        const py::gil_scoped_release release;
+        within = kernel(in.data(), in.rows(), in.columns(), limit, out.data(), out_scales.data(), &sums);
+    }
+    if (!within) return py::none();
+    return py::make_tuple(sums.signal, sums.noise, sums.max_abs_error, sums.zeroed);
+}
+
+py::object e4m3_quantize(const py::buffer& weights, const py::buffer& codes, const py::buffer& scales, float limit,
+                         const std::string& isa) {
+    const Kernels& kernels = *isa_named(isa).kernels;
+    if (weights.request().format == ElementType<std::uint16_t>::format)
+        return quantize<std::uint16_t>(weights, codes, scales, limit, kernels.quantize_bf16);
+    return quantize<float>(weights, codes, scales, limit, kernels.quantize_f32);
+}
+
 py::tuple isa_names() {
     py::list names;
     for (const Isa& isa : supported_isas()) names.append(isa.name);
@@ -49,4 +80,9 @@ PYBIND11_MODULE(_native, module) {
                "Decode E4M3 codes (uint8) into float32, exactly; 0x7F and 0xFF become NaN.");
     module.def("e4m3_encode", mosaic::e4m3_encode, arg("values"), arg("out"), arg("isa") = "",
                "Encode float32 into E4M3 codes (uint8): nearest, ties to even, saturating; NaN becomes 0x7F or 0xFF.");
+    module.def("e4m3_quantize", mosaic::e4m3_quantize, arg("weights"), arg("codes"), arg("scales"), arg("limit"),
+               arg("isa") = "",
+               "Quantise weights [N, K] (float32, or bfloat16 as uint16; whole 128x128 blocks) by rule amax into codes "
+               "(uint8) and scales (bfloat16 as uint16). Returns (sum of squares, sum of squared errors, largest error, "
+               "weights that became 0), or None if a magnitude is above `limit` or not a number.");
 }

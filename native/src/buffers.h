@@ -12,6 +12,7 @@ namespace mosaic {
 
 template <typename T> struct ElementType;
 template <> struct ElementType<std::uint8_t> { static constexpr const char *name = "uint8", *format = "B"; };
+template <> struct ElementType<std::uint16_t> { static constexpr const char *name = "uint16", *format = "H"; };
 template <> struct ElementType<float> { static constexpr const char *name = "float32", *format = "f"; };
 
 // A C-contiguous buffer of T, held (and kept from being resized) while this object lives. T const: read; else: written.
@@ -29,6 +30,18 @@ template <typename T> class Buffer {
 
     T* data() const { return static_cast<T*>(info_.ptr); }
     std::size_t count() const { return static_cast<std::size_t>(info_.size); }
+    std::size_t rows() const { return static_cast<std::size_t>(info_.shape[0]); }
+    std::size_t columns() const { return static_cast<std::size_t>(info_.shape[1]); }
+
+    void require_matrix_of(std::size_t block) const {
+        if (info_.ndim != 2 || rows() % block != 0 || columns() % block != 0)
+            refuse("is not a matrix of whole blocks", "two dimensions, both multiples of " + std::to_string(block));
+    }
+
+    void require_count(std::size_t expected) const {
+        if (count() != expected)
+            refuse("has " + std::to_string(count()) + " elements", std::to_string(expected));
+    }
 
     template <typename U> void require_count_of(const Buffer<U>& other) const {
         if (count() != other.count())

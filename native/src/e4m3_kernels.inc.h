@@ -38,9 +38,10 @@ inline int32_t round_off(int32_t bits, int32_t dropped) {
     return (bits + (1 << (dropped - 1)) - 1 + odd) >> dropped;
 }
 
-inline float decode_one(uint8_t byte) {
+// A code in the low byte.
+inline float decode_one(int32_t byte) {
     const int32_t code = byte & 0x7F;
-    const int32_t sign = static_cast<int32_t>((byte & 0x80u) << 24);
+    const int32_t sign = static_cast<int32_t>((static_cast<uint32_t>(byte) & 0x80u) << 24);
     const int32_t normal = code == kNanCode ? kFloatNan : normal_bits(code);
     const int32_t subnormal = bits_of(static_cast<float>(code) * 0x1p-9f);  // exact
     // A mask made of the sign bit, not ?: here: GCC makes that a branch, and the loop is not vectorised.
@@ -48,7 +49,7 @@ inline float decode_one(uint8_t byte) {
     return float_of((subnormal & is_subnormal) | (normal & ~is_subnormal) | sign);
 }
 
-inline uint8_t encode_one(float value) {
+inline int32_t encode_one(float value) {
     const int32_t bits = bits_of(value);
     const int32_t magnitude = bits & 0x7FFFFFFF;
     const int32_t saturated = magnitude < normal_bits(kMaxCode) ? magnitude : normal_bits(kMaxCode);
@@ -65,7 +66,7 @@ inline uint8_t encode_one(float value) {
     const int32_t finite = normal > subnormal ? normal : subnormal;
     const int32_t nan = magnitude > kFloatInfinity ? kNanCode : 0;
     const int32_t code = finite > nan ? finite : nan;
-    return static_cast<uint8_t>(code | (bits >> 24 & 0x80));
+    return code | (bits >> 24 & 0x80);
 }
 
 void e4m3_decode(const uint8_t* __restrict codes, float* __restrict values, size_t count) {
@@ -73,7 +74,7 @@ void e4m3_decode(const uint8_t* __restrict codes, float* __restrict values, size
 }
 
 void e4m3_encode(const float* __restrict values, uint8_t* __restrict codes, size_t count) {
-    for (size_t i = 0; i < count; ++i) codes[i] = encode_one(values[i]);
+    for (size_t i = 0; i < count; ++i) codes[i] = static_cast<uint8_t>(encode_one(values[i]));
 }
 
 }  // namespace

@@ -5,7 +5,8 @@
 namespace mosaic::avx2 {
 
 #include "e4m3_kernels.inc.h"
+#include "quantize_kernels.inc.h"
 
-constexpr Kernels kernels = {e4m3_decode, e4m3_encode};
+constexpr Kernels kernels = {e4m3_decode, e4m3_encode, quantize<float>, quantize<uint16_t>};
 
 }  // namespace mosaic::avx2

@@ -259,5 +259,6 @@ def test_memory_is_bounded_by_slices_not_by_layers(tmp_path):
         command = [str(Path(sys.executable).with_name(program[0])), *program[1:], str(tmp_path / "out")]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
-        assert status == 0
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
         assert usage.ru_maxrss < 400_000, program  # kB
