@@ -1,4 +1,4 @@
-"""Blockwise E4M3: codes and scales, the reference in numpy. Nothing else in Mosaic knows 128 or 448.
+"""Blockwise E4M3: codes and scales, the reference in numpy. No other Python file knows 128 or 448.
 
 A matrix W [N, K] is a grid of 128x128 blocks (partial ones at the right and bottom edge); a block holds one code
 per weight and one scale, and W ~ code value * scale, in float32 (exact for bfloat16 scales). Rule `amax`: the scale is

@@ -54,12 +54,10 @@ def demo_model() -> Path:
 
 
 def _digest(folder: Path) -> str:
-    """Short identity of what the cached model depends on: the checkpoint's file sizes and the converter's sources."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-    for file in sorted(
-        path for part in ("convert", "format", "recipes") for path in FOLDER.parent.glob(f"{part}/**/*.py")
-    ):
+    """Short identity of what the cached model depends on: checkpoint, recipes and the converter's sources."""
+    digest, package = hashlib.sha256(), FOLDER.parent
+    sources = [*FOLDER.glob("*.yaml"), *package.glob("convert/*.py"), *package.glob("format/**/*.py")]
+    for file in (*sorted(folder.iterdir()), *sorted(sources)):
+        digest.update(f"{file.name}\n".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
