@@ -21,11 +21,22 @@ def e4m3_decode(codes: _Codes, out: _Values, isa: str = "") -> None:
 def e4m3_encode(values: _Values, out: _Codes, isa: str = "") -> None:
     """Encode float32 into E4M3 codes (uint8): nearest, ties to even, saturating; NaN becomes 0x7F or 0xFF."""
 
-def e4m3_quantize(
-    weights: _Values | _Bits, codes: _Codes, scales: _Bits, limit: float, isa: str = ""
-) -> tuple[float, float, float, int] | None:
-    """Quantise weights [N, K] by rule amax: float32, or bfloat16 as uint16; whole 128x128 blocks.
+def e4m3_count(codes: _Codes, counts: NDArray[np.uint64] | Buffer, isa: str = "") -> None:
+    """Add to counts (256 times uint64) how often each E4M3 code (uint8) occurs."""
 
-    Codes are uint8, scales bfloat16 as uint16. Returns (sum of squares, sum of squared errors, largest error, weights
-    that became 0), or None if a magnitude is above `limit` or not a number; what was written then means nothing.
+def e4m3_quantize(
+    weights: _Values | _Bits,
+    codes: _Codes,
+    scales: _Bits,
+    limit: float,
+    candidates: int = 1,
+    step: int = 1,
+    isa: str = "",
+) -> tuple[float, float, float, int, float] | None:
+    """Quantise weights [N, K]: float32, or bfloat16 as uint16; whole 128x128 blocks.
+
+    Codes are uint8, scales bfloat16 as uint16: by rule amax, or the least noise of `candidates` scales from that of
+    rule amax upwards, `step` bfloat16 values apart. Returns (sum of squares, sum of squared errors, largest error,
+    weights that became 0, sum of squared errors by rule amax), or None if a magnitude is above `limit` or not a
+    number; what was written then means nothing.
     """

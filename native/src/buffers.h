@@ -13,6 +13,7 @@ namespace mosaic {
 template <typename T> struct ElementType;
 template <> struct ElementType<std::uint8_t> { static constexpr const char *name = "uint8", *format = "B"; };
 template <> struct ElementType<std::uint16_t> { static constexpr const char *name = "uint16", *format = "H"; };
+template <> struct ElementType<std::uint64_t> { static constexpr const char *name = "uint64", *format = "L"; };
 template <> struct ElementType<float> { static constexpr const char *name = "float32", *format = "f"; };
 
 // A C-contiguous buffer of T, held (and kept from being resized) while this object lives. T const: read; else: written.

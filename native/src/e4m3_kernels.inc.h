@@ -77,4 +77,23 @@ void e4m3_encode(const float* __restrict values, uint8_t* __restrict codes, size
     for (size_t i = 0; i < count; ++i) codes[i] = static_cast<uint8_t>(encode_one(values[i]));
 }
 
+// Eight tables, because adding to a counter that was just added to waits for that store.
+void e4m3_count(const uint8_t* codes, uint64_t* counts, size_t count) {
+    constexpr size_t kTables = 8, kMost = size_t{1} << 31;  // codes after which a 32-bit counter might be full
+    while (count > 0) {
+        const size_t part = count < kMost ? count : kMost, whole = part / kTables * kTables;
+        uint32_t tables[kTables][256] = {};
+        for (size_t i = 0; i < whole; i += kTables) {
+            uint64_t eight;
+            __builtin_memcpy(&eight, codes + i, sizeof eight);
+            for (size_t table = 0; table < kTables; ++table) ++tables[table][eight >> 8 * table & 0xFF];
+        }
+        for (size_t i = whole; i < part; ++i) ++tables[0][codes[i]];
+        for (const auto& table : tables)
+            for (size_t code = 0; code < 256; ++code) counts[code] += table[code];
+        codes += part;
+        count -= part;
+    }
+}
+
 }  // namespace

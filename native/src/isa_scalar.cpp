@@ -7,6 +7,6 @@ namespace mosaic::scalar {
 #include "e4m3_kernels.inc.h"
 #include "quantize_kernels.inc.h"
 
-constexpr Kernels kernels = {e4m3_decode, e4m3_encode, quantize<float>, quantize<uint16_t>};
+constexpr Kernels kernels = {e4m3_decode, e4m3_encode, e4m3_count, quantize<float>, quantize<uint16_t>};
 
 }  // namespace mosaic::scalar

@@ -14,6 +14,7 @@ constexpr size_t kBlock = 128;
 struct QuantizeSums {
     double signal = 0.0;         // of the weights
     double noise = 0.0;          // of stored minus weight
+    double amax_noise = 0.0;     // what the noise would be with the scales of rule amax
     double max_abs_error = 0.0;
     int64_t zeroed = 0;          // weights that are not 0 and became 0
 };
@@ -22,11 +23,13 @@ struct QuantizeSums {
 struct Kernels {
     void (*e4m3_decode)(const uint8_t* codes, float* values, size_t count);
     void (*e4m3_encode)(const float* values, uint8_t* codes, size_t count);
+    // How often each of the 256 codes occurs, added to `counts`.
+    void (*e4m3_count)(const uint8_t* codes, uint64_t* counts, size_t count);
     // Weights [rows, columns] in float32 or bfloat16 (as bits), whole 128x128 blocks; false: one is above `limit`.
-    bool (*quantize_f32)(const float* weights, size_t rows, size_t columns, float limit, uint8_t* codes,
-                         uint16_t* scales, QuantizeSums* sums);
-    bool (*quantize_bf16)(const uint16_t* weights, size_t rows, size_t columns, float limit, uint8_t* codes,
-                          uint16_t* scales, QuantizeSums* sums);
+    bool (*quantize_f32)(const float* weights, size_t rows, size_t columns, float limit, unsigned candidates,
+                         unsigned step, uint8_t* codes, uint16_t* scales, QuantizeSums* sums);
+    bool (*quantize_bf16)(const uint16_t* weights, size_t rows, size_t columns, float limit, unsigned candidates,
+                          unsigned step, uint8_t* codes, uint16_t* scales, QuantizeSums* sums);
 };
 
 namespace scalar { extern const Kernels kernels; }

@@ -1,6 +1,9 @@
-// Block quantisation, rule `amax` of docs/FORMAT.md section 3: the body that each ISA unit includes after the codec.
-// Codes and scales are bit-equal to the numpy reference in mosaic.format.e4m3. The error sums are counted on the way, in
-// an order that does not depend on the ISA: in float64 (squares of large weights do not fit float32), 16 lanes to a block.
+// Block quantisation, rules `amax` and `mse` of docs/FORMAT.md section 3: the body that each ISA unit includes after the
+// codec. Codes and scales are bit-equal to the numpy reference in mosaic.format.e4m3, and the error sums are the same on
+// every ISA: 16 lanes to a block (column mod 16), float32 within a row, float64 from row to row.
+//
+// A block is scaled by the power of two that takes its scale into [1, 2), so that nothing below over- or underflows
+// where it matters; weights that fall under float32's range by that are 2^-100 of the largest and round to zero anyway.
 
 // No include guard: included once per ISA unit, inside namespace mosaic::<isa>, after e4m3_kernels.inc.h.
 namespace {
@@ -15,7 +18,7 @@ inline float weight_at(const uint16_t* weights, size_t i) { return float_of(stat
 // Positive float32 to the next bfloat16 that is not smaller: its bits.
 inline uint16_t bf16_rounded_up(float value) { return static_cast<uint16_t>((bits_of(value) + 0xFFFF) >> 16); }
 
-// Sixteen lanes as vectors of this ISA's width: sums stay in registers, and in the same lanes on every ISA.
+// Sixteen lanes as vectors of this ISA's width, so that sums stay in registers.
 #if defined(__AVX512F__)
 constexpr size_t kRegister = 64;
 #elif defined(__AVX__)
@@ -23,29 +26,71 @@ constexpr size_t kRegister = 32;
 #else
 constexpr size_t kRegister = 16;
 #endif
-constexpr size_t kDoubles = kRegister / sizeof(double), kInts = kRegister / sizeof(int32_t);
-using Floats = float __attribute__((vector_size(kDoubles * sizeof(float))));
-using Doubles = double __attribute__((vector_size(kRegister)));
+constexpr size_t kWidth = kRegister / sizeof(float), kParts = kLanes / kWidth;
+using Floats = float __attribute__((vector_size(kRegister)));
 using Ints = int32_t __attribute__((vector_size(kRegister)));
-
-struct BlockSums {
-    double signal, noise;
-    int32_t largest_error;  // float32 bits of a magnitude, which order like integers
-    int32_t zeroed;
-    int32_t codes;  // all of them, signs off, or-ed
-};
+using Doubles = double __attribute__((vector_size(2 * kRegister)));
+using Halves = uint16_t __attribute__((vector_size(kRegister / 2)));
+using Bytes = uint8_t __attribute__((vector_size(kRegister / 4)));
 
 template <typename Vector, typename T> inline void load(Vector& vector, const T* source) {
     __builtin_memcpy(&vector, source, sizeof vector);
 }
 
+inline void load_bits(Ints& bits, const float* weights) { load(bits, weights); }
+inline void load_bits(Ints& bits, const uint16_t* weights) {
+    Halves halves;
+    load(halves, weights);
+    bits = __builtin_convertvector(halves, Ints) << 16;
+}
+
+inline Floats floats_of(Ints bits) { return reinterpret_cast<Floats>(bits); }
+inline Ints bits_of(Floats values) { return reinterpret_cast<Ints>(values); }
+
+// values / scale as IEEE division rounds it. With fused multiply-add: a first guess, made right by its exact remainder
+// (Markstein); that needs the correctly rounded reciprocal and no underflow, which scales in [1, 2) see to for every
+// quotient that does not become the code 0.
+inline Floats divided(Floats values, float scale, float reciprocal) {
+#if defined(__AVX512F__)
+    const Floats divisor = Floats{} + scale, inverse = Floats{} + reciprocal, guess = values * inverse;
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(guess, divisor, values), inverse, guess);
+#elif defined(__FMA__)
+    const Floats divisor = Floats{} + scale, inverse = Floats{} + reciprocal, guess = values * inverse;
+    return _mm256_fmadd_ps(_mm256_fnmadd_ps(guess, divisor, values), inverse, guess);
+#else
+    (void)reciprocal;
+    return values / scale;
+#endif
+}
+
+// Codes of quotients in [0, 448], and the values they stand for.
+inline Ints encode(Floats quotients, Floats& values) {
+    constexpr int32_t kept = ~((1 << kDroppedBits) - 1);
+    constexpr float magic = 0x1p14f;  // a float32 of this size is a whole number of 2^-9
+    const Ints bits = bits_of(quotients);
+    const Ints normal = (bits + ((1 << (kDroppedBits - 1)) - 1) + (bits >> kDroppedBits & 1)) & kept;
+    const Floats shifted = quotients + magic;
+    const Floats subnormal = shifted - magic;
+    const Ints is_subnormal = bits < normal_bits(kSmallestNormalCode);
+    const Ints normal_code = (normal - kRebias) >> kDroppedBits;
+    const Ints subnormal_code = bits_of(shifted) - (Ints{} + 0x46800000);  // the bits of `magic`
+    values = is_subnormal ? subnormal : floats_of(normal);
+    return is_subnormal ? subnormal_code : normal_code;
+}
+
+struct BlockSums {
+    double signal, noise, max_abs_error;
+    int32_t zeroed;
+    int32_t codes;  // all of them, signs off, or-ed
+};
+
 // The float32 bits of the largest magnitude of a block; infinities and NaN are larger than any number.
-template <typename T> int32_t largest_magnitude(const T* weights, size_t stride) {
+inline int32_t largest_magnitude(const float* weights, size_t stride) {
     int32_t lanes[kLanes] = {};
     for (size_t row = 0; row < kBlock; ++row)
         for (size_t column = 0; column < kBlock; column += kLanes)
             for (size_t lane = 0; lane < kLanes; ++lane) {
-                const int32_t bits = bits_of(weight_at(weights, row * stride + column + lane)) & 0x7FFFFFFF;
+                const int32_t bits = bits_of(weights[row * stride + column + lane]) & 0x7FFFFFFF;
                 lanes[lane] = bits > lanes[lane] ? bits : lanes[lane];
             }
     int32_t largest = 0;
@@ -53,73 +98,106 @@ template <typename T> int32_t largest_magnitude(const T* weights, size_t stride)
     return largest;
 }
 
-// One block. A row goes through short loops over arrays in L1, each vectorised by itself, then into the sums.
-template <typename T> BlockSums quantize_block(const T* weights, uint8_t* codes, size_t stride, float scale) {
-    Doubles signal[kLanes / kDoubles] = {}, noise[kLanes / kDoubles] = {};
-    Ints largest[kLanes / kInts] = {}, zeroed[kLanes / kInts] = {}, seen[kLanes / kInts] = {};
+inline int32_t largest_magnitude(const uint16_t* weights, size_t stride) {
+    uint16_t lanes[2 * kLanes] = {};
+    for (size_t row = 0; row < kBlock; ++row)
+        for (size_t column = 0; column < kBlock; column += 2 * kLanes)
+            for (size_t lane = 0; lane < 2 * kLanes; ++lane) {
+                const uint16_t bits = weights[row * stride + column + lane] & 0x7FFF;
+                lanes[lane] = bits > lanes[lane] ? bits : lanes[lane];
+            }
+    uint16_t largest = 0;
+    for (const uint16_t bits : lanes) largest = bits > largest ? bits : largest;
+    return static_cast<int32_t>(largest) << 16;
+}
+
+// One block with the given scale (bfloat16, as bits).
+template <typename T>
+BlockSums quantize_block(const T* weights, uint8_t* codes, size_t stride, uint16_t scale_bits) {
+    const float full_scale = weight_at(&scale_bits, 0);
+    const float scale = float_of((scale_bits << 16 & 0x7FFFFF) | 127 << 23), reciprocal = 1.0f / scale;
+    const float unit = scale / full_scale;  // 2^-exponent, exactly
+    Doubles signal[kParts] = {}, noise[kParts] = {};
+    Ints largest[kParts] = {}, zeroed[kParts] = {}, seen[kParts] = {};
     for (size_t row = 0; row < kBlock; ++row, weights += stride, codes += stride) {
-        float values[kBlock], errors[kBlock];
+        Floats row_signal[kParts] = {}, row_noise[kParts] = {};
         int32_t encoded[kBlock];
-        for (size_t i = 0; i < kBlock; ++i) values[i] = weight_at(weights, i);
-        for (size_t i = 0; i < kBlock; ++i) encoded[i] = encode_one(values[i] / scale);
+        for (size_t part = 0; part < kParts; ++part)
+            for (size_t column = part * kWidth; column < kBlock; column += kLanes) {
+                Ints bits;
+                load_bits(bits, weights + column);
+                const Ints magnitude = bits & 0x7FFFFFFF;
+                const Floats value = floats_of(magnitude) * unit;
+                Floats stored;
+                const Ints code = encode(divided(value, scale, reciprocal), stored);
+                const Floats error = stored * scale - value;
+                const Ints error_bits = bits_of(error) & 0x7FFFFFFF;
+                const Ints signed_code = code | (bits >> 24 & 0x80);
+                __builtin_memcpy(encoded + column, &signed_code, sizeof signed_code);
+                row_signal[part] += value * value;
+                row_noise[part] += error * error;
+                largest[part] = error_bits > largest[part] ? error_bits : largest[part];
+                zeroed[part] -= (magnitude != 0) & (code == 0);  // true is -1
+                seen[part] |= code;
+            }
         for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(encoded[i]);
-        for (size_t i = 0; i < kBlock; ++i) errors[i] = decode_one(encoded[i]) * scale - values[i];
-        for (size_t i = 0; i < kBlock; i += kLanes)
-            for (size_t lane = 0; lane < kLanes; lane += kDoubles) {
-                Floats value, error;
-                load(value, values + i + lane);
-                load(error, errors + i + lane);
-                const Doubles wide_value = __builtin_convertvector(value, Doubles);
-                const Doubles wide_error = __builtin_convertvector(error, Doubles);
-                signal[lane / kDoubles] += wide_value * wide_value;
-                noise[lane / kDoubles] += wide_error * wide_error;
-            }
-        for (size_t i = 0; i < kBlock; i += kLanes)
-            for (size_t lane = 0; lane < kLanes; lane += kInts) {
-                Ints value, error, code;
-                load(value, values + i + lane);
-                load(error, errors + i + lane);
-                load(code, encoded + i + lane);
-                error &= 0x7FFFFFFF;
-                code &= 0x7F;
-                Ints& most = largest[lane / kInts];
-                most = error > most ? error : most;
-                zeroed[lane / kInts] -= ((value & 0x7FFFFFFF) != 0) & (code == 0);  // true is -1
-                seen[lane / kInts] |= code;
-            }
+        for (size_t part = 0; part < kParts; ++part) {
+            signal[part] += __builtin_convertvector(row_signal[part], Doubles);
+            noise[part] += __builtin_convertvector(row_noise[part], Doubles);
+        }
     }
     BlockSums sums = {};
+    int32_t most = 0;
     for (size_t lane = 0; lane < kLanes; ++lane) {
-        const int32_t most = largest[lane / kInts][lane % kInts];
-        sums.signal += signal[lane / kDoubles][lane % kDoubles];
-        sums.noise += noise[lane / kDoubles][lane % kDoubles];
-        sums.largest_error = most > sums.largest_error ? most : sums.largest_error;
-        sums.zeroed += zeroed[lane / kInts][lane % kInts];
-        sums.codes |= seen[lane / kInts][lane % kInts];
+        const int32_t error = largest[lane / kWidth][lane % kWidth];
+        sums.signal += signal[lane / kWidth][lane % kWidth];
+        sums.noise += noise[lane / kWidth][lane % kWidth];
+        most = error > most ? error : most;
+        sums.zeroed += zeroed[lane / kWidth][lane % kWidth];
+        sums.codes |= seen[lane / kWidth][lane % kWidth];
     }
+    const double size = 1.0 / unit;
+    sums.signal *= size * size;
+    sums.noise *= size * size;
+    sums.max_abs_error = float_of(most) * size;
     return sums;
 }
 
-// Weights [rows, columns], both multiples of the block, into codes and bfloat16 scales (as bits). Stops and returns
-// false at the first block with a magnitude above `limit`; what was written by then means nothing.
+// Weights [rows, columns], both multiples of the block, into codes and bfloat16 scales (as bits). Per block the first of
+// `candidates` scales is that of rule amax, the others lie above it in steps of `step` bfloat16 values; the one with the
+// smallest noise wins, the first of equals. Stops and returns false at the first block with a magnitude above `limit`;
+// what was written by then means nothing.
 template <typename T>
-bool quantize(const T* weights, size_t rows, size_t columns, float limit, uint8_t* codes, uint16_t* scales,
-              QuantizeSums* sums) {
+bool quantize(const T* weights, size_t rows, size_t columns, float limit, unsigned candidates, unsigned step,
+              uint8_t* codes, uint16_t* scales, QuantizeSums* sums) {
     for (size_t row = 0; row < rows; row += kBlock)
         for (size_t column = 0; column < columns; column += kBlock) {
             const size_t first = row * columns + column;
             const int32_t largest = largest_magnitude(weights + first, columns);
             if (largest > bits_of(limit)) return false;
             const float quotient = float_of(largest) / kMaxValue;
-            uint16_t bits = bf16_rounded_up(quotient > kSmallestScale ? quotient : kSmallestScale);
-            const BlockSums block = quantize_block(weights + first, codes + first, columns, weight_at(&bits, 0));
-            if (block.codes == 0) bits = 0x3F80;  // nothing but zeros: scale 1
-            *scales++ = bits;
-            const float error = float_of(block.largest_error);
+            const uint16_t smallest = bf16_rounded_up(quotient > kSmallestScale ? quotient : kSmallestScale);
+            const auto with = [&](uint16_t bits) { return quantize_block(weights + first, codes + first, columns, bits); };
+            uint16_t best = smallest, bits = smallest;
+            BlockSums block = with(smallest);
+            const double amax_noise = block.noise;
+            for (unsigned candidate = 1; candidate < candidates; ++candidate) {
+                const uint16_t next = static_cast<uint16_t>(smallest + candidate * step);
+                if (weight_at(&next, 0) * kMaxValue > limit) break;
+                bits = next;
+                const BlockSums other = with(bits);
+                if (other.noise < block.noise) {
+                    block = other;
+                    best = bits;
+                }
+            }
+            if (bits != best) with(best);
+            *scales++ = block.codes == 0 ? 0x3F80 : best;  // nothing but zeros: scale 1
             sums->signal += block.signal;
             sums->noise += block.noise;
+            sums->amax_noise += amax_noise;
             sums->zeroed += block.zeroed;
-            sums->max_abs_error = error > sums->max_abs_error ? error : sums->max_abs_error;
+            sums->max_abs_error = block.max_abs_error > sums->max_abs_error ? block.max_abs_error : sums->max_abs_error;
         }
     return true;
 }

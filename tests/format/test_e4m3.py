@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.convert.quantize import ErrorSums
 from mosaic.convert.quantize import quantize as convert_quantize
+from mosaic.convert.recipe import ScaleRule
+from mosaic.convert.sums import ErrorSums
 from mosaic.format import e4m3
 
 ALL_CODES = np.arange(256, dtype=np.uint8)
@@ -324,7 +325,7 @@ class TestConverter:
     def test_equals_the_reference_bit_by_bit(self, distribution, shape):
         for seed in range(3):
             weights = draw(distribution, shape, seed)
-            codes, scales = convert_quantize(weights, ErrorSums())
+            codes, scales = convert_quantize(weights, ScaleRule.AMAX, ErrorSums())
             expected_codes, expected_scales = e4m3.quantize(weights)
             assert np.array_equal(codes, expected_codes)
             assert scales.dtype == expected_scales.dtype
@@ -334,27 +335,25 @@ class TestConverter:
     def test_counts_the_error(self, distribution):
         """Against float64. The converter takes the difference in float32, which costs at most 2^-24 of it."""
         slices = [draw(distribution, (256, 384), seed) for seed in range(3)]
-        sums, all_scales, differences = ErrorSums(), [], []
+        sums, differences = ErrorSums(), []
         zeroed = 0
         for weights in slices:
-            codes, scales = convert_quantize(weights, sums)
+            codes, scales = convert_quantize(weights, ScaleRule.AMAX, sums)
             spread = scales.astype(np.float64).repeat(128, 0).repeat(128, 1)
             stored = e4m3.decode(codes).astype(np.float64) * spread
             differences.append(np.abs(stored - weights.astype(np.float64)))
             zeroed += sum(a == 0 and b != 0 for a, b in zip(stored.flat, weights.flat, strict=True))
-            all_scales.append(scales.astype(np.float64))
         signal = sum(float((weights.astype(np.float64) ** 2).sum()) for weights in slices)
         noise = sum(float((difference**2).sum()) for difference in differences)
         largest = max(float(difference.max()) for difference in differences)
         assert sums.count == 3 * 256 * 384
         assert sums.zeroed == zeroed
         assert sums.nonfinite == 0
-        assert sums.signal == pytest.approx(signal, rel=1e-12, abs=0)
-        assert sums.noise == pytest.approx(noise, rel=2.0**-22, abs=0)
+        # Squares and sums of 8 of them in float32: 9 roundings of 2^-24 at most; one more for the difference, squared.
+        assert sums.signal == pytest.approx(signal, rel=9 * 2.0**-24, abs=0)
+        assert sums.noise == pytest.approx(noise, rel=11 * 2.0**-24, abs=0)
         assert sums.max_abs_error == pytest.approx(largest, rel=2.0**-23, abs=0)
-        assert sums.scale_min == min(float(scales.min()) for scales in all_scales)
-        assert sums.scale_max == max(float(scales.max()) for scales in all_scales)
-        assert sums.relative_l2 == pytest.approx((noise / signal) ** 0.5 if signal else 0.0, rel=2.0**-22)
+        assert sums.relative_l2 == pytest.approx((noise / signal) ** 0.5 if signal else 0.0, rel=10 * 2.0**-24)
         if signal and noise:
             assert sums.sqnr_db == pytest.approx(10 * np.log10(signal / noise), abs=1e-5)
         else:
@@ -364,5 +363,5 @@ class TestConverter:
         weights = np.zeros((128, 128), np.float32)
         weights[0, :4] = [448.0, 2.0**-11, -(2.0**-11), 2.0**-9]
         sums = ErrorSums()
-        convert_quantize(weights, sums)
+        convert_quantize(weights, ScaleRule.AMAX, sums)
         assert (sums.zeroed, sums.max_abs_error, sums.noise) == (2, 2.0**-11, 2 * 2.0**-22)

@@ -13,11 +13,11 @@ SHAPES = [(128, 128), (128, 256), (384, 128), (256, 640)]
 pytestmark = pytest.mark.parametrize("isa", _native.isas())
 
 
-def quantize(weights, isa, limit=LIMIT):
+def quantize(weights, isa, limit=LIMIT, candidates=1):
     codes = np.full(weights.shape, 0xAA, np.uint8)
     scales = np.full(e4m3.grid(weights.shape), 0xAAAA, np.uint16)
     bits = weights.view(np.uint16) if weights.dtype == BF16 else weights
-    return codes, scales.view(BF16), _native.e4m3_quantize(bits, codes, scales, limit, isa)
+    return codes, scales.view(BF16), _native.e4m3_quantize(bits, codes, scales, limit, candidates, e4m3.MSE_STEP, isa)
 
 
 def draw(kind, shape, seed=0):
@@ -55,23 +55,62 @@ def test_bit_equal_to_the_reference(kind, shape, dtype, isa):
     assert errors is not None
 
 
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rule_mse_is_bit_equal_to_the_reference(kind, dtype, isa):
+    weights = draw(kind, (256, 384), seed=2).astype(dtype)
+    codes, scales, errors = quantize(weights, isa, candidates=e4m3.MSE_CANDIDATES)
+    expected_codes, expected_scales = e4m3.quantize_mse(weights.astype(np.float32))
+    assert np.array_equal(scales.view(np.uint16), expected_scales.view(np.uint16))
+    assert np.array_equal(codes, expected_codes)
+    _, noise, _, _, amax_noise = errors
+    by_amax = quantize(weights, isa)[2]
+    assert noise <= amax_noise == by_amax[1]
+    assert by_amax[4] == by_amax[1]
+    if kind in ("gauss", "heavy"):
+        assert noise < 0.99 * amax_noise
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_quotients_that_lie_on_ties(dtype, isa):
+    """Every bfloat16 scale mantissa with weights that are exact ties between codes, and their neighbours."""
+    values = e4m3.VALUES[1:0x7F]
+    ties = (values[1:] + values[:-1]) / 2
+    for mantissa in range(128, 256):
+        weights = np.zeros((128, 128), np.float32)
+        scale = np.float32(mantissa / 128)
+        weights[:125] = (ties * scale)[:, None]
+        weights[:125, 1::3] = np.nextafter(weights[:125, 1::3], np.float32(np.inf))
+        weights[:125, 2::3] = np.nextafter(weights[:125, 2::3], np.float32(0))
+        weights[127] = scale * 448
+        weights *= np.float32(2.0 ** (mantissa - 200))
+        weights = weights.astype(dtype)
+        codes, scales, _ = quantize(weights, isa)
+        expected_codes, expected_scales = e4m3.quantize(weights.astype(np.float32))
+        assert np.array_equal(scales.view(np.uint16), expected_scales.view(np.uint16))
+        assert np.array_equal(codes, expected_codes)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums(kind, isa):
     weights = draw(kind, (256, 384), seed=3)
-    codes, scales, (signal, noise, worst, zeroed) = quantize(weights, isa)
+    codes, scales, (signal, noise, worst, zeroed, _) = quantize(weights, isa)
     stored = e4m3.dequantize(codes, scales)
     exact, error = weights.astype(np.float64), (stored - weights).astype(np.float64)
     assert worst == np.abs(error).max()
     assert zeroed == np.count_nonzero((stored == 0) & (weights != 0))
-    # float64 sums of exact squares in another order: some thousand roundings of positive terms.
-    assert signal == pytest.approx(np.square(exact).sum(), rel=1e-12)
-    assert noise == pytest.approx(np.square(error).sum(), rel=1e-12)
+    # Squares and sums of 8 of them in float32: 9 roundings of 2^-24 at most for any term, and all terms are positive.
+    assert signal == pytest.approx(np.square(exact).sum(), rel=9 * 2**-24)
+    assert noise == pytest.approx(np.square(error).sum(), rel=9 * 2**-24)
+    if kind == "gauss":  # where many terms are alike, roundings cancel
+        assert noise == pytest.approx(np.square(error).sum(), rel=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_every_isa_counts_the_same(dtype, isa):
     weights = draw("heavy", (256, 640), seed=1).astype(dtype)
-    assert quantize(weights, isa)[2] == quantize(weights, "scalar")[2]
+    for candidates in (1, e4m3.MSE_CANDIDATES):
+        assert quantize(weights, isa, LIMIT, candidates)[2] == quantize(weights, "scalar", LIMIT, candidates)[2]
 
 
 @pytest.mark.parametrize("place", [(0, 0), (127, 127), (128, 200), (255, 255)])
@@ -105,9 +144,34 @@ def test_the_limit(isa):
 def test_shapes_are_checked(weights, codes, scales, shown, isa):
     with pytest.raises(ValueError, match=shown):
         _native.e4m3_quantize(
-            np.zeros(weights, np.float32), np.zeros(codes, np.uint8), np.zeros(scales, np.uint16), LIMIT, isa
+            np.zeros(weights, np.float32), np.zeros(codes, np.uint8), np.zeros(scales, np.uint16), LIMIT, isa=isa
         )
 
 
 def test_empty(isa):
-    assert quantize(np.zeros((0, 128), np.float32), isa)[2] == (0, 0, 0, 0)
+    assert quantize(np.zeros((0, 128), np.float32), isa)[2] == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 255, 65536])
+def test_count(count, isa):
+    codes = np.random.default_rng(count).integers(0, 256, count).astype(np.uint8)
+    codes[: count // 2] = 0x7F  # the same counter again and again
+    counts = np.full(256, 5, np.uint64)
+    _native.e4m3_count(codes, counts, isa)
+    assert np.array_equal(counts, 5 + np.bincount(codes, minlength=256))
+
+
+def test_count_checks_its_buffers(isa):
+    with pytest.raises(ValueError, match="counts"):
+        _native.e4m3_count(np.zeros(4, np.uint8), np.zeros(128, np.uint64), isa)
+    with pytest.raises(ValueError, match="uint64"):
+        _native.e4m3_count(np.zeros(4, np.uint8), np.zeros(256, np.uint32), isa)
+
+
+@pytest.mark.parametrize(("candidates", "step"), [(0, 1), (129, 1), (1, 0), (1, 129)])
+def test_candidates_are_checked(candidates, step, isa):
+    with pytest.raises(ValueError, match="candidates"):
+        _native.e4m3_quantize(
+            np.zeros((128, 128), np.float32), np.zeros((128, 128), np.uint8), np.zeros((1, 1), np.uint16), LIMIT,
+            candidates, step, isa,
+        )  # fmt: skip
