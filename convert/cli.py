@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Annotated
 
 import typer
 
-from mosaic.convert import report
-from mosaic.convert.pipeline import convert
+from mosaic.convert import report, report_tables
+from mosaic.convert.pipeline import convert, missing_layers, spans
 from mosaic.convert.plan import ConversionPlan, make_plan
 from mosaic.convert.quantize import NonFinite
-from mosaic.convert.recipe import load_recipe
+from mosaic.convert.recipe import ScaleRule, load_recipe
 from mosaic.convert.target import check_place, free_space
-from mosaic.format.errors import run_program
+from mosaic.convert.verify import verify_showing_progress
+from mosaic.format.errors import EXIT_CHECK_FAILED, InputError, run_program
 from mosaic.format.jsonfile import read_json
 from mosaic.format.source import Checkpoint
 
@@ -28,7 +30,17 @@ def command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Model directory to write.")],
     recipe: Annotated[str, typer.Option(help="e4m3, e4m3-head, experts-only, or the path of a YAML file.")] = "e4m3",
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be written; reads headers only.")] = False,
+    scale: Annotated[
+        ScaleRule, typer.Option(help="Block scales: amax, or mse (searched for the least error, slow).")
+    ] = ScaleRule.AMAX,
     workers: Annotated[int, typer.Option(min=1, help="Shards converted at a time.")] = os.cpu_count() or 1,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST:END", help="Convert only these layers (0:10 is 0 to 9): one share of several."),
+    ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="All layers are there: write the rest, join, verify every byte.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier conversion in OUT.")] = False,
     nonfinite: Annotated[NonFinite, typer.Option(help="NaN and infinite weights: refuse or zero.")] = NonFinite.REFUSE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan or the summary as one JSON object.")] = False,
@@ -40,10 +52,21 @@ def command(
     laid out as the official FP8 releases are, for transformers, vLLM and SGLang; those read lm_head unquantised only,
     so e4m3-head is for mosaic-run. A conversion that was stopped is resumed by running the same command again.
 
+    Several processes or machines can share the work on a common file system: each with its own --layers FIRST:END,
+    all with the same other options; when all are done, one runs with --finish.
+
     Exit codes: 0 done, 2 bad input or refused, 130 interrupted. MOSAIC_ISA (scalar, avx2, avx512) chooses the kernels.
     """
     with Checkpoint(checkpoint) as source:
-        planned = make_plan(source, load_recipe(recipe), nonfinite)
+        planned = make_plan(source, load_recipe(recipe, scale), nonfinite)
+        share = None if layers is None else layer_range(layers, len(planned.spec.layers))
+        if share and (overwrite or finish):
+            raise InputError(
+                "these options do not go together",
+                found=f"--layers with {'--overwrite' if overwrite else '--finish'}",
+                expected="shares with --layers alone, then --finish alone",
+                remedy="to replace an earlier conversion, remove OUT before the first share",
+            )
         for name in source.unlisted:
             print(f"note: not listed in the index, ignored: {name}", file=sys.stderr)
         if "tokenizer.json" not in {file.name for file in planned.companions}:
@@ -54,16 +77,49 @@ def command(
             print(json.dumps(plan_json(planned), indent=1) if as_json else plan_text(planned))
             return
         start = time.monotonic()
-        written = convert(planned, out, workers=workers, overwrite=overwrite, quiet=quiet)
+        try:
+            written = convert(
+                planned, out, workers=workers, overwrite=overwrite, quiet=quiet, layers=share, finish=finish
+            )
+        except KeyboardInterrupt:
+            print("stopped; finished shards are kept, the same command goes on from there", file=sys.stderr)
+            raise
         seconds = time.monotonic() - start
+        missing = missing_layers(planned, out) if share and written else []
+    size = sum(shard.layout.nbytes for shard in planned.shards if share is None or shard.layer in share)
+    result = {"out": str(out), "written": written, "seconds": round(seconds, 3), "bytes": size}
+    done = f"in {seconds:.1f} s" if written else "already complete, nothing written"
+    if share and written:
+        rest = f"missing: layers {spans(missing)}" if missing else "all layers are there; now run it with --finish"
+        print(json.dumps(result | {"missing_layers": missing}) if as_json else f"{out}: layers {layers} {done}\n{rest}")
+        return
     summary = read_json(out / report.REPORT_FILE)["summary"]
     if as_json:
-        print(json.dumps({"out": str(out), "written": written, "seconds": round(seconds, 3), "summary": summary}))
-        return
-    print(report.table(summary))
-    size = sum(shard.layout.nbytes for shard in planned.shards)
-    done = f"written in {seconds:.1f} s" if written else "already complete, nothing written"
-    print(f"\n{out}: {len(planned.shards)} shards, {size:,} bytes, {done}")
+        result["summary"] = summary
+    else:
+        print(report_tables.by_class(summary))
+        print(f"\n{out}: {len(planned.shards)} shards, {size:,} bytes, {done}")
+    broken = [check for check in verify_showing_progress(out) if not check.holds] if finish else []
+    if as_json:
+        print(json.dumps(result | ({"verified": not broken} if finish else {})))
+    elif finish:
+        print("\n".join(check.text() for check in broken) or "every invariant of the format holds")
+    if broken:
+        sys.exit(EXIT_CHECK_FAILED)
+
+
+def layer_range(text: str, count: int) -> range:
+    """The layers that FIRST:END means, both optional, of `count`."""
+    match = re.fullmatch(r"(\d*):(\d*)", text, re.ASCII)
+    first, end = (int(match[1] or 0), int(match[2] or count)) if match else (0, 0)
+    if not 0 <= first < end <= count:
+        raise InputError(
+            "no such layers",
+            found=f"--layers {text}",
+            expected=f"FIRST:END with 0 <= FIRST < END <= {count}",
+            remedy="0:10 means the layers 0 to 9",
+        )
+    return range(first, end)
 
 
 def plan_json(plan: ConversionPlan) -> dict[str, object]:

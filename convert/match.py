@@ -52,26 +52,22 @@ def _scale_piece(checkpoint: Checkpoint, piece: Piece) -> Piece | None:
     info = checkpoint.tensors[piece.name]
     if info.dtype in FLOATS:
         return None
+    name = scale_name(piece.name)
+    scale = checkpoint.tensors.get(name)
     if info.dtype != "F8_E4M3":
+        found = info.dtype
+        if info.dtype == "U8":  # E4M3 codes, were both of these there (`source`)
+            found += " with scales, but no block FP8 in quantization_config" if scale else f", no {name}"
         raise InputError(
             "a tensor has a dtype Mosaic does not convert",
             file=info.file,
             tensor=piece.name,
-            found=info.dtype,
+            found=found,
             expected="BF16, F16, F32, or F8_E4M3 with scales",
             remedy="use the BF16 checkpoint or the official FP8 release",
         )
-    name = scale_name(piece.name)
-    scale = checkpoint.tensors.get(name)
     if scale is None or scale.dtype not in FLOATS:
-        raise InputError(
-            "an FP8 weight has no usable scales",
-            file=info.file,
-            tensor=piece.name,
-            found=f"{name} in {scale.dtype}" if scale else f"no {name}",
-            expected=f"{name} in BF16, F16 or F32",
-            remedy="download the checkpoint again; a weight without its scales means nothing",
-        )
+        raise _no_scales(checkpoint, piece.name)
     if len(piece.shape) < 2:
         raise _mis_shaped(checkpoint, piece.name, "an FP8 matrix")
     shape = (*piece.shape[:-2], *e4m3.grid(piece.shape[-2:]))
@@ -79,6 +75,27 @@ def _scale_piece(checkpoint: Checkpoint, piece: Piece) -> Piece | None:
     if rows and any(row % e4m3.BLOCK for row in rows):
         raise _mis_shaped(checkpoint, piece.name, f"fused FP8 parts of a multiple of {e4m3.BLOCK} rows")
     return Piece(name, shape, piece.index, (rows[0] // e4m3.BLOCK, rows[1] // e4m3.BLOCK) if rows else None)
+
+
+def _no_scales(checkpoint: Checkpoint, weight: str) -> InputError:
+    name, other = scale_name(weight), f"{weight}_scale"
+    scale = checkpoint.tensors.get(name)
+    found = f"{name} in {scale.dtype}" if scale else f"no {name}"
+    remedy = "download the checkpoint again; a weight without its scales means nothing"
+    if not scale and other in checkpoint.tensors:
+        found += f", but {other}"
+        remedy = (
+            "use the official FP8 release or the BF16 checkpoint: under that name some tools store the multiplier and "
+            "others its reciprocal, and Mosaic does not guess"
+        )
+    return InputError(
+        "an FP8 weight has no usable scales",
+        file=checkpoint.tensors[weight].file,
+        tensor=weight,
+        found=found,
+        expected=f"{name} in BF16, F16 or F32",
+        remedy=remedy,
+    )
 
 
 def _check_shape(checkpoint: Checkpoint, piece: Piece) -> None:

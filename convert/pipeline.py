@@ -1,14 +1,15 @@
-"""Carries a plan out: shards in parallel, each slice by slice, then index, report and catalog from their records.
+"""Carries a plan out: shards in parallel, then index, report and catalog from their records.
 
 Work in progress lies in OUT/.mosaic-convert: a `.partial` file per shard being written and a record per finished one,
 renamed into place before its shard. A run that was stopped is resumed by running the same command again and writes
-the same bytes; the catalog comes last, so its presence means complete.
+the same bytes; the catalog comes last, so its presence means complete. Several processes, on several machines, may
+each convert some of the layers; then one finishes.
 """
 
 import hashlib
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -18,37 +19,51 @@ from tqdm import tqdm
 from mosaic.convert import report
 from mosaic.convert.plan import COMPANIONS, ConversionPlan, Planned, ShardPlan
 from mosaic.convert.quantize import check_kernels
+from mosaic.convert.shard import RECORD_VERSION, ShardConversion, record_file
 from mosaic.convert.target import Standing, check_space, clear, locked, may_write, read_record
-from mosaic.convert.tensor import TensorConversion
 from mosaic.format import index, layout
 from mosaic.format.catalog import Catalog, FileRecord
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json, to_bytes, write_durably
 from mosaic.format.layout import Entry
-from mosaic.format.shard import ShardWriter
 from mosaic.format.tensors import Role
 
-RECORD_VERSION = 1
 
-
-def convert(plan: ConversionPlan, out: Path, *, workers: int, overwrite: bool, quiet: bool) -> bool:
+def convert(
+    plan: ConversionPlan,
+    out: Path,
+    *,
+    workers: int,
+    overwrite: bool = False,
+    quiet: bool = False,
+    layers: range | None = None,
+    finish: bool = False,
+) -> bool:
     """Write the model directory; False if it was already there, complete and by the same plan.
 
-    With `overwrite`, a directory of another plan, or a damaged or complete one of this plan, is written anew.
+    With `overwrite`, a directory of another plan, or a damaged or complete one of this plan, is written anew. With
+    `layers`, only the shards of these decoder layers are written, and others may be at work on other layers. With
+    `finish`, all layers must be there; what is left is written.
     """
     check_kernels()
+    shards = [shard for shard in plan.shards if layers is None or shard.layer in layers]
     standing = may_write(plan, out, overwrite)
     if standing is Standing.COMPLETE and not (out / layout.WORK_FOLDER).exists():
         return False
     try:
-        check_space(plan, out, standing, sum(shard.layout.nbytes for shard in _left(plan, out)))
-        with locked(out):
+        check_space(plan, out, standing, _left(plan, shards, out))
+        with locked(out, layers):
             standing = may_write(plan, out, overwrite)  # again: another process may have been at work until now
+            if finish and standing is not Standing.COMPLETE:
+                _check_layers(plan, out)
             if standing is not Standing.COMPLETE:
                 if standing is Standing.OTHER:
                     clear(out)
-                _write_all(plan, out, workers, quiet)
-            shutil.rmtree(out / layout.WORK_FOLDER, ignore_errors=True)
+                _write(plan, _left(plan, shards, out), out, workers, quiet)
+                if layers is None:
+                    _complete(plan, out)
+            if layers is None:
+                shutil.rmtree(out / layout.WORK_FOLDER, ignore_errors=True)
     except OSError as error:
         raise InputError(
             "reading or writing failed",
@@ -60,93 +75,73 @@ def convert(plan: ConversionPlan, out: Path, *, workers: int, overwrite: bool, q
     return standing is not Standing.COMPLETE
 
 
-def _left(plan: ConversionPlan, out: Path) -> list[ShardPlan]:
-    """The shards that are still to be written."""
-    return [shard for shard in plan.shards if not _finished(plan, shard, out)]
+def missing_layers(plan: ConversionPlan, out: Path) -> list[int]:
+    """The decoder layers that no run has written yet."""
+    return [shard.layer for shard in _left(plan, plan.shards, out) if shard.layer is not None]
 
 
-def _write_all(plan: ConversionPlan, out: Path, workers: int, quiet: bool) -> None:
-    left = _left(plan, out)
-    bytes_left = sum(entry.nbytes for shard in left for entry in shard.layout.entries)
-    with tqdm(total=plan.tensor_bytes, unit="B", unit_scale=True, disable=quiet or None, desc="convert") as bar:
-        bar.update(plan.tensor_bytes - bytes_left)
-        _run(plan, sorted(left, key=lambda shard: -shard.layout.nbytes), out, workers, bar)
-    _complete(plan, out)
+def _check_layers(plan: ConversionPlan, out: Path) -> None:
+    if missing := missing_layers(plan, out):
+        raise InputError(
+            "layers are missing",
+            file=out,
+            found=f"no layers {spans(missing)}",
+            expected="all layers, written by this version from this checkpoint, with this recipe",
+            remedy="convert these first: --layers FIRST:END for each, or run without --finish",
+        )
 
 
-def _run(plan: ConversionPlan, shards: list[ShardPlan], out: Path, workers: int, bar: "tqdm[Any]") -> None:
-    stop = threading.Event()
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(_write_shard, plan, shard, out, bar, stop) for shard in shards]
+def spans(numbers: list[int]) -> str:
+    """Ascending numbers as half-open spans: 0:3, 7:8."""
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number + 1 for number in numbers if number + 1 not in numbers]
+    return ", ".join(f"{start}:{end}" for start, end in zip(starts, ends, strict=True))
+
+
+def _left(plan: ConversionPlan, shards: Iterable[ShardPlan], out: Path) -> list[ShardPlan]:
+    """Those of the shards that are still to be written."""
+    return [shard for shard in shards if not _finished(plan, shard, out)]
+
+
+def _write(plan: ConversionPlan, left: list[ShardPlan], out: Path, workers: int, quiet: bool) -> None:
+    """Write shards, the largest first. An error or Ctrl-C stops all of them at their next slice."""
+    stop, counting = threading.Event(), threading.Lock()
+    total = sum(entry.nbytes for shard in left for entry in shard.layout.entries)
+    with (
+        tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, desc="convert") as bar,
+        ThreadPoolExecutor(2 * workers, "read") as readers,
+        ThreadPoolExecutor(workers, "convert") as pool,
+    ):
+
+        def progress(nbytes: int) -> None:
+            with counting:
+                bar.update(nbytes)
+
+        largest_first = sorted(left, key=lambda shard: -shard.layout.nbytes)
+        futures = [
+            pool.submit(ShardConversion(plan, shard, out, progress).run, readers, stop) for shard in largest_first
+        ]
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in finished:
                 future.result()
-        finally:  # an error or Ctrl-C: the others stop at their next slice
+        finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-
-
-class _StoppedError(Exception):
-    """Another shard failed or the user interrupted."""
-
-
-def _write_shard(plan: ConversionPlan, shard: ShardPlan, out: Path, bar: "tqdm[Any]", stop: threading.Event) -> None:
-    """One shard front to back. Scales follow their weights in the file, so they wait in memory: 0.02 % of the codes."""
-    tensors = {planned.stored.spec.name: planned for planned in shard.tensors}
-    conversions: dict[str, TensorConversion] = {}
-    scales: dict[str, bytes] = {}
-    crcs: dict[int, int] = {}
-    with ShardWriter(shard.layout, out / layout.WORK_FOLDER / f"{shard.layout.file}.partial") as writer:
-
-        def counted(chunks: Iterator[memoryview], expert: int | None) -> Iterator[memoryview]:
-            for chunk in chunks:
-                if stop.is_set():
-                    raise _StoppedError
-                yield chunk
-                bar.update(chunk.nbytes)
-                if expert is not None:
-                    crcs[expert] = index.crc32c(chunk, crcs.get(expert, 0))
-
-        for entry in shard.layout.entries:
-            if entry.name in scales:
-                writer.write(entry.name, counted(iter([memoryview(scales[entry.name])]), None))
-                continue
-            planned = tensors[entry.name]
-            conversion = conversions[entry.name] = TensorConversion(plan.checkpoint, planned, plan.nonfinite)
-            writer.write(entry.name, counted(conversion.chunks(), planned.stored.spec.expert))
-            if planned.stored.scale:
-                scales[planned.stored.scale.name] = conversion.scale_bytes()
-        sha256 = writer.finish()
-        for planned in shard.tensors:
-            expert, scale = planned.stored.spec.expert, planned.stored.scale
-            if expert is not None and scale:
-                crcs[expert] = index.crc32c(scales[scale.name], crcs[expert])
-        record = {
-            "version": RECORD_VERSION,
-            "plan": plan.digest,
-            "nbytes": shard.layout.nbytes,
-            "sha256": sha256,
-            "crc32c": [crcs[expert] for expert in sorted(crcs)],
-            "tensors": [
-                report.tensor_entry(planned, conversions[planned.stored.spec.name].sums) for planned in shard.tensors
-            ],
-        }
-        write_durably(_record_file(shard, out), to_bytes(record, indent=0))
-        writer.publish(out / shard.layout.file)
+            readers.shutdown(cancel_futures=True)
 
 
 def _finished(plan: ConversionPlan, shard: ShardPlan, out: Path) -> bool:
     """Whether a shard and its record are there, by this plan."""
     file = out / shard.layout.file
-    record = read_record(_record_file(shard, out))
+    record = read_record(record_file(out, shard.layout.file))
     wanted = (RECORD_VERSION, plan.digest, file.stat().st_size if file.is_file() else None)
     return (record.get("version"), record.get("plan"), record.get("nbytes")) == wanted
 
 
 def _complete(plan: ConversionPlan, out: Path) -> None:
     """Everything but the shards, from plan and records; what is no part of it removed; the catalog last."""
-    records = {shard.layout.file: read_json(_record_file(shard, out)) for shard in plan.shards}
+    records = {shard.layout.file: read_json(record_file(out, shard.layout.file)) for shard in plan.shards}
     files = {file: FileRecord(record["nbytes"], record["sha256"]) for file, record in records.items()}
 
     def put(name: str, data: bytes) -> None:
@@ -159,8 +154,10 @@ def _complete(plan: ConversionPlan, out: Path) -> None:
     put(layout.INDEX_FILE, to_bytes(plan.index, indent=2))
     put(index.EXPERTS_FILE, index.to_bytes(_expert_rows(plan, records)))
     entries = [entry for shard in plan.shards for entry in records[shard.layout.file]["tensors"]]
-    put(report.REPORT_FILE, report.to_bytes(plan, entries))
-    for stale in (*out.glob(f"*{layout.SHARD_SUFFIX}"), *(out / name for name in COMPANIONS)):
+    histograms = [row for shard in plan.shards for row in records[shard.layout.file]["histograms"]]
+    put(report.REPORT_FILE, report.to_bytes(report.value(report.head(plan), entries, histograms)))
+    ours = (*COMPANIONS, report.HTML_FILE)
+    for stale in (*out.glob(f"*{layout.SHARD_SUFFIX}"), *(out / name for name in ours)):
         if stale.name not in files:
             stale.unlink(missing_ok=True)
     catalog = Catalog(plan.spec, plan.recipe.name, plan.recipe.digest, plan.fingerprint, plan.digest, files)
@@ -187,7 +184,3 @@ def _expert_rows(plan: ConversionPlan, records: dict[str, dict[str, Any]]) -> li
 
 def _span(shard: ShardPlan, entry: Entry) -> index.Span:
     return index.Span(entry.dtype, shard.layout.offsets[entry.name], entry.nbytes)
-
-
-def _record_file(shard: ShardPlan, out: Path) -> Path:
-    return out / layout.WORK_FOLDER / f"{shard.layout.file}.json"

@@ -14,11 +14,11 @@ from typing import Any
 
 from mosaic.convert.match import Source, match
 from mosaic.convert.quantize import NonFinite
-from mosaic.convert.recipe import Recipe, Treatment
+from mosaic.convert.recipe import Recipe, ScaleRule, Treatment
 from mosaic.format import architectures, e4m3, layout
 from mosaic.format.errors import InputError
 from mosaic.format.layout import Entry, ShardLayout, Stored
-from mosaic.format.source import Checkpoint
+from mosaic.format.source import Checkpoint, is_block_fp8
 from mosaic.format.spec import ModelSpec
 from mosaic.format.tensors import QUANTIZABLE, Part, Piece, Role, TensorSpec
 
@@ -48,6 +48,7 @@ class Planned:
     treatment: Treatment
     piece: Piece
     scale: Piece | None
+    scale_rule: ScaleRule = ScaleRule.AMAX
     note: str | None = None
 
     @property
@@ -62,6 +63,12 @@ class ShardPlan:
 
     layout: ShardLayout
     tensors: tuple[Planned, ...]
+
+    @property
+    def layer(self) -> int | None:
+        """The decoder layer it holds; None for what is no layer's: outside, mtp."""
+        spec = self.tensors[0].stored.spec
+        return spec.layer if spec.part is Part.DECODER else None
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,10 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe, nonfinite: NonFinite = Non
     _check_drops(recipe, contract, kept)
     refusals = _refusals(kept, sources, treatments)
     planned = [
-        _plan_tensor(checkpoint, tensor, sources[tensor.key], treatments[tensor.key], refusals.get(tensor.key))
+        replace(
+            _plan_tensor(checkpoint, tensor, sources[tensor.key], treatments[tensor.key], refusals.get(tensor.key)),
+            scale_rule=recipe.scale_rule(tensor),
+        )
         for tensor in kept
     ]
     shards = _shards(checkpoint, planned, len(spec.layers))
@@ -167,7 +177,8 @@ def _plan_tensor(
     elif treatment is Treatment.E4M3:
         dtype = "F8_E4M3"
     scales = Entry(tensor.scale_name, "BF16", e4m3.grid(tensor.shape)) if dtype == "F8_E4M3" else None
-    return Planned(Stored(tensor, Entry(tensor.name, dtype, tensor.shape), scales), treatment, piece, scale, note)
+    stored = Stored(tensor, Entry(tensor.name, dtype, tensor.shape), scales)
+    return Planned(stored, treatment, piece, scale, note=note)
 
 
 def _refusals(
@@ -226,27 +237,27 @@ def _check_experts(checkpoint: Checkpoint, group: list[Planned]) -> None:
 def _check_quantization_config(checkpoint: Checkpoint) -> None:
     """An already quantised source must be block FP8 with our block size; anything else would be misread."""
     quantization = checkpoint.config.get("quantization_config")
-    if quantization is None:
+    if quantization is None or is_block_fp8(checkpoint.config):
         return
-    expected = {"quant_method": "fp8", "weight_block_size": [e4m3.BLOCK, e4m3.BLOCK]}
+    expected = {"quant_method": "fp8", "weight_block_size": [e4m3.BLOCK, e4m3.BLOCK], "fmt": "e4m3"}
     found = quantization if isinstance(quantization, dict) else {}
-    if any(found.get(key) != value for key, value in expected.items()) or found.get("fmt", "e4m3") != "e4m3":
-        raise InputError(
-            "the checkpoint is quantised in a way Mosaic does not read",
-            file=checkpoint.folder / layout.CONFIG_FILE,
-            found={key: found.get(key) for key in (*expected, "fmt")},
-            expected={**expected, "fmt": "e4m3"},
-            remedy="use the BF16 checkpoint or the official block-FP8 release",
-        )
+    raise InputError(
+        "the checkpoint is quantised in a way Mosaic does not read",
+        file=checkpoint.folder / layout.CONFIG_FILE,
+        found={key: found.get(key) for key in expected},
+        expected=expected,
+        remedy="use the BF16 checkpoint or the official block-FP8 release",
+    )
 
 
 def _check_drops(recipe: Recipe, contract: list[TensorSpec], kept: list[TensorSpec]) -> None:
     for part in (Part.VISION, Part.MTP):
         whole, rest = (sum(tensor.part is part for tensor in tensors) for tensors in (contract, kept))
         if rest not in (0, whole):
+            dropped = next(tensor for tensor in contract if tensor.part is part and tensor not in kept)
             raise InputError(
                 f"recipe {recipe.name} drops half a part",
-                file=recipe.file,
+                file=recipe.place(recipe.rule(dropped)),
                 found=f"{whole - rest} of {whole} tensors of part {part} dropped",
                 expected="all of them or none",
                 remedy=f"write `- part: {part}` with `treatment: drop` and no role",

@@ -6,7 +6,6 @@ reference in `mosaic.format.e4m3` (tests/format/test_e4m3.py), on every ISA and 
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf, log10
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic import _native
+from mosaic.convert.recipe import ScaleRule
+from mosaic.convert.sums import ErrorSums
 from mosaic.format import e4m3
 from mosaic.format.errors import InputError
 
@@ -23,55 +24,6 @@ class NonFinite(StrEnum):
 
     REFUSE = "refuse"
     ZERO = "zero"
-
-
-@dataclass
-class ErrorSums:
-    """Running error of one tensor: stored value against source value."""
-
-    count: int = 0
-    signal: float = 0.0  # sum of squares of the source
-    noise: float = 0.0  # sum of squares of the difference
-    max_abs_error: float = 0.0
-    zeroed: int = 0  # weights that are not 0 and became 0
-    nonfinite: int = 0  # weights that were set to 0 on request
-    scale_min: float = inf
-    scale_max: float = 0.0
-
-    def add(self, count: int, signal: float, noise: float, max_abs_error: float, zeroed: int) -> None:
-        """Count one slice of `count` weights."""
-        self.count += count
-        self.signal += signal
-        self.noise += noise
-        self.max_abs_error = max(self.max_abs_error, max_abs_error)
-        self.zeroed += zeroed
-
-    def add_values(self, source: NDArray[np.float32], stored: NDArray[np.float32]) -> None:
-        """Count one slice, both float32 of the same shape."""
-        difference = stored - source
-        self.add(
-            source.size,
-            float(np.square(source, dtype=np.float64).sum()),
-            float(np.square(difference, dtype=np.float64).sum()),
-            float(np.abs(difference).max(initial=0.0)),
-            int(np.count_nonzero((stored == 0) & (source != 0))),
-        )
-
-    def add_scales(self, scales: NDArray[Any]) -> None:
-        """Count the scales of one slice."""
-        values = scales.astype(np.float32)
-        self.scale_min = min(self.scale_min, float(values.min()))
-        self.scale_max = max(self.scale_max, float(values.max()))
-
-    @property
-    def relative_l2(self) -> float:
-        """|stored - source| / |source|, Euclidean."""
-        return float((self.noise / self.signal) ** 0.5) if self.signal else 0.0
-
-    @property
-    def sqnr_db(self) -> float | None:
-        """Signal to quantization noise in dB; None where there is no noise."""
-        return 10 * log10(self.signal / self.noise) if self.noise and self.signal else None
 
 
 def check_kernels() -> None:
@@ -84,7 +36,7 @@ def check_kernels() -> None:
         ) from error
 
 
-def quantize(values: NDArray[Any], sums: ErrorSums) -> tuple[e4m3.Codes, e4m3.Scales] | None:
+def quantize(values: NDArray[Any], rule: ScaleRule, sums: ErrorSums) -> tuple[e4m3.Codes, e4m3.Scales] | None:
     """Codes and bfloat16 scales of float32 or bfloat16 values [rows, columns], both multiples of the block.
 
     None if a value is not a number or larger than any scale allows: `finite` and `Location` say which.
@@ -92,13 +44,19 @@ def quantize(values: NDArray[Any], sums: ErrorSums) -> tuple[e4m3.Codes, e4m3.Sc
     codes = np.empty(values.shape, np.uint8)
     scales = np.empty(e4m3.grid(values.shape), np.uint16)
     weights = values.view(np.uint16) if values.dtype == e4m3.BFLOAT16 else values
-    errors = _native.e4m3_quantize(weights, codes, scales, e4m3.LARGEST_WEIGHT)
+    candidates = e4m3.MSE_CANDIDATES if rule is ScaleRule.MSE else 1
+    errors = _native.e4m3_quantize(weights, codes, scales, e4m3.LARGEST_WEIGHT, candidates, e4m3.MSE_STEP)
     if errors is None:
         return None
-    result = scales.view(e4m3.BFLOAT16)
     sums.add(values.size, *errors)
-    sums.add_scales(result)
-    return codes, result
+    return codes, scales.view(e4m3.BFLOAT16)
+
+
+def count_codes(codes: e4m3.Codes | bytes) -> NDArray[np.uint64]:
+    """How often each of the 256 codes occurs."""
+    counts = np.zeros(256, np.uint64)
+    _native.e4m3_count(codes, counts)
+    return counts
 
 
 def finite(values: NDArray[Any], policy: NonFinite, sums: ErrorSums, where: "Location") -> NDArray[np.float32]:
@@ -114,14 +72,12 @@ def finite(values: NDArray[Any], policy: NonFinite, sums: ErrorSums, where: "Loc
 
 
 def sound_codes(codes: e4m3.Codes, policy: NonFinite, sums: ErrorSums, where: "Location") -> e4m3.Codes:
-    """Codes of an FP8 source without NaN codes: refused, or set to the code of 0 and counted."""
+    """Codes of an FP8 source that holds NaN codes: refused, or set to the code of 0 and counted."""
     bad = e4m3.is_nan(codes)
-    if bad.any():
-        if policy is NonFinite.REFUSE:
-            raise where.not_a_number(bad, codes)
-        sums.nonfinite += int(np.count_nonzero(bad))
-        codes = np.where(bad, np.uint8(0), codes)
-    return codes
+    if policy is NonFinite.REFUSE:
+        raise where.not_a_number(bad, codes)
+    sums.nonfinite += int(np.count_nonzero(bad))
+    return np.where(bad, np.uint8(0), codes)
 
 
 @dataclass(frozen=True)

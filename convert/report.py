@@ -2,20 +2,25 @@
 
 import json
 from collections import Counter
-from math import log10, prod
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
 from typing import Any
 
 from mosaic.convert.plan import ConversionPlan, Planned
-from mosaic.convert.quantize import ErrorSums
-from mosaic.convert.recipe import Treatment
+from mosaic.convert.recipe import ScaleRule, Treatment
+from mosaic.convert.sums import CodeUse, ErrorSums, decibels
+from mosaic.format import e4m3
+from mosaic.format.errors import InputError
+from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import Stored
 
 REPORT_FILE = "report.json"
-REPORT_VERSION = 1
-
+HTML_FILE = "report.html"  # what mosaic-report makes of it; no part of the model directory
+REPORT_VERSION = 2
 
 MEASURES = ("relative_l2", "sqnr_db", "max_abs_error", "zeroed_share", "signal", "noise")
-SCALES = ("scale_min", "scale_max")
+USE = ("scale_min", "scale_max", "subnormal_share")
 PASS_THROUGH = "pass-through"
 
 
@@ -34,20 +39,42 @@ def contract_entry(stored: Stored) -> dict[str, Any]:
     }
 
 
-def tensor_entry(planned: Planned, sums: ErrorSums) -> dict[str, Any]:
+def tensor_entry(planned: Planned, sums: ErrorSums, use: CodeUse) -> dict[str, Any]:
     """One tensor: what it is, how it was treated, and what that cost."""
     treatment = PASS_THROUGH if planned.passes_through else planned.treatment
     entry = contract_entry(planned.stored) | {"treatment": treatment}
     if planned.note:
         entry["note"] = planned.note
-    if sums.nonfinite:
-        entry["nonfinite_zeroed"] = sums.nonfinite
+    if treatment == Treatment.E4M3 and planned.scale_rule is not ScaleRule.AMAX:
+        entry |= {"scale_rule": planned.scale_rule, "amax_noise": sums.amax_noise}
+    return entry | measures(sums, use)
+
+
+def measures(sums: ErrorSums, use: CodeUse) -> dict[str, Any]:
+    """What was measured of one tensor."""
+    entry: dict[str, Any] = {"nonfinite_zeroed": sums.nonfinite} if sums.nonfinite else {}
     if sums.count:
         values = (sums.relative_l2, sums.sqnr_db, sums.max_abs_error, sums.zeroed / sums.count, sums.signal, sums.noise)
         entry |= dict(zip(MEASURES, values, strict=True))
-    if planned.stored.scale:
-        entry |= dict(zip(SCALES, (sums.scale_min, sums.scale_max), strict=True))
+    if use.scale_max:
+        entry |= dict(zip(USE, (use.scale_min, use.scale_max, use.subnormal_share), strict=True))
     return entry
+
+
+def histograms(tensors: Iterable[tuple[Stored, CodeUse]]) -> list[dict[str, Any]]:
+    """How codes (by magnitude) and scales (by power of two) are used, one row per role, part and layer."""
+    groups: dict[tuple[Any, ...], CodeUse] = {}
+    for stored, use in tensors:
+        if stored.scale:
+            groups.setdefault((stored.spec.role, stored.spec.part, stored.spec.layer), CodeUse()).merge(use)
+    return [
+        {
+            **dict(zip(("role", "part", "layer"), key, strict=True)),
+            "codes": use.codes.tolist(),
+            "scales": {str(exponent): count for exponent, count in use.scales.items()},
+        }
+        for key, use in groups.items()
+    ]
 
 
 def entry_flaw(entry: dict[str, Any]) -> str | None:
@@ -59,7 +86,7 @@ def entry_flaw(entry: dict[str, Any]) -> str | None:
     if quantized != (treatment in (Treatment.E4M3, PASS_THROUGH)):
         return f"treatment {treatment!r} for {entry['dtype']}"
     measured = treatment not in (PASS_THROUGH, Treatment.KEEP)
-    needed = (MEASURES if measured else ()) + (SCALES if quantized else ())
+    needed = (MEASURES if measured else ()) + (USE if quantized else ())
     if missing := [key for key in needed if not isinstance(entry.get(key, ""), float | int | None)]:
         return f"no usable {', '.join(missing)}"
     return None
@@ -81,57 +108,81 @@ def _row(key: tuple[str, ...], members: list[dict[str, Any]]) -> dict[str, Any]:
     if measured:
         signal, noise = (sum(member[name] for member, _ in measured) for name in ("signal", "noise"))
         row["relative_l2"] = (noise / signal) ** 0.5 if signal else 0.0
-        row["sqnr_db"] = 10 * log10(signal / noise) if noise and signal else None
+        row["sqnr_db"] = decibels(signal, noise)
         row["max_abs_error"] = max(member["max_abs_error"] for member, _ in measured)
         zeroed = sum(member["zeroed_share"] * size for member, size in measured)
         row["zeroed_share"] = zeroed / sum(size for _, size in measured)
-    scaled = [member for member in members if "scale_min" in member]
+    searched = [member for member in members if "amax_noise" in member]
+    if searched:
+        amax_noise, noise = (sum(member[name] for member in searched) for name in ("amax_noise", "noise"))
+        row["mse_gain_db"] = decibels(amax_noise, noise)
+    scaled = [(member, size) for member, size in zip(members, sizes, strict=True) if "scale_min" in member]
     if scaled:
-        row["scale_min"] = min(member["scale_min"] for member in scaled)
-        row["scale_max"] = max(member["scale_max"] for member in scaled)
+        row["scale_min"] = min(member["scale_min"] for member, _ in scaled)
+        row["scale_max"] = max(member["scale_max"] for member, _ in scaled)
+        subnormal = sum(member["subnormal_share"] * size for member, size in scaled)
+        row["subnormal_share"] = subnormal / sum(size for _, size in scaled)
     return row
 
 
-def to_bytes(plan: ConversionPlan, entries: list[dict[str, Any]]) -> bytes:
-    """The file: one line per tensor, so that it can be read and compared with line tools."""
-    head = {
-        "version": REPORT_VERSION,
+def head(plan: ConversionPlan) -> dict[str, Any]:
+    """What a report says of the conversion as a whole."""
+    return {
         "recipe": plan.recipe.name,
         "dropped": list(plan.dropped),
         "unlisted_in_source": plan.checkpoint.unlisted,
     }
-    lines = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
-    lines.append('"summary": [\n' + ",\n".join(json.dumps(row) for row in summary(entries)) + "\n]")
-    lines.append('"tensors": [\n' + ",\n".join(json.dumps(entry) for entry in entries) + "\n]")
+
+
+def value(head: dict[str, Any], entries: list[dict[str, Any]], histograms: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole report."""
+    rows = {"summary": summary(entries), "histograms": histograms, "tensors": entries}
+    return {"version": REPORT_VERSION} | head | rows
+
+
+def to_bytes(value: dict[str, Any]) -> bytes:
+    """The file: one line per tensor, so that it can be read and compared with line tools."""
+    lines = []
+    for key, entry in value.items():
+        rows = isinstance(entry, list) and entry and isinstance(entry[0], dict)
+        text = "[\n" + ",\n".join(json.dumps(row) for row in entry) + "\n]" if rows else json.dumps(entry)
+        lines.append(f'"{key}": {text}')
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The summary as text."""
-    head = ("role", "part", "treatment", "tensors", "weights", "rel. L2", "SQNR dB", "max error", "to zero")
-    lines = [head]
-    for row in rows:
-        measured = "relative_l2" in row
-        decibels = row.get("sqnr_db")
-        lines.append(
-            (
-                row["role"],
-                row["part"],
-                row["treatment"],
-                f"{row['tensors']:,}",
-                f"{row['weights']:,}",
-                f"{row['relative_l2']:.5f}" if measured else "",
-                f"{decibels:.2f}" if decibels is not None else "exact",
-                f"{row['max_abs_error']:.2e}" if measured else "",
-                f"{row['zeroed_share']:.4%}" if measured else "",
-            )
+def read(file: Path) -> dict[str, Any]:
+    """A report of this version; InputError if it is none. Only what tables and page need is checked."""
+    value = read_json(file)
+    version = value.get("version")
+    if type(version) is not int or version != REPORT_VERSION:
+        raise InputError(
+            "a report of another version",
+            file=file,
+            found=version,
+            expected=REPORT_VERSION,
+            remedy="measure it anew with --against CHECKPOINT, or convert again",
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    pads = ["<"] * 3 + [">"] * 6
-    return "\n".join(
-        "  ".join(f"{cell:{pad}{width}}" for cell, pad, width in zip(line, pads, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    try:
+        flaws = (_flaw(entry) for entry in value["tensors"])
+        if flaw := next((flaw for flaw in flaws if flaw), None):
+            raise ValueError(flaw)
+        for row in value["histograms"]:
+            if len(row["codes"]) != e4m3.MAGNITUDES or not all(type(count) is int for count in row["codes"]):
+                raise ValueError(f"codes of histogram {row['role']}")
+            {int(exponent): int(count) for exponent, count in row["scales"].items()}
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(
+            "not a sound report", file=file, found=error, remedy="check the directory with mosaic-verify"
+        ) from error
+    return value
+
+
+def _flaw(entry: dict[str, Any]) -> str | None:
+    sized = all(type(size) is int for size in entry["shape"]) and type(entry["nbytes"]) is int
+    named = all(isinstance(entry[key], str) for key in ("name", "role", "part", "treatment"))
+    if not sized or not named or not isinstance(entry["layer"], int | None):
+        return f"entry {entry['name']}"
+    return entry_flaw(entry)
 
 
 def plan_rows(plan: ConversionPlan) -> list[dict[str, Any]]:

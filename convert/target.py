@@ -3,13 +3,14 @@
 import fcntl
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from mosaic.convert.plan import ConversionPlan
+from mosaic.convert.plan import ConversionPlan, ShardPlan
 from mosaic.format import layout
 from mosaic.format.catalog import CATALOG_FILE, Catalog, read_catalog
 from mosaic.format.errors import InputError
@@ -130,9 +131,14 @@ def _size(file: Path) -> int | None:
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """One converter at a time for an OUT."""
+def locked(out: Path, layers: range | None) -> Iterator[None]:
+    """One converter at a time for a layer of OUT, and for all of it where `layers` is None.
+
+    A lock on bytes of one file, byte for layer, which also holds between machines on a common file system. It belongs
+    to the open file (OFD), so the system lets go of it with the process.
+    """
     file = out / layout.WORK_FOLDER / "lock"
+    first, count = (layers.start, len(layers)) if layers else (0, 0)  # 0 bytes: up to the end, wherever that is
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = file.open("a")
@@ -142,24 +148,38 @@ def locked(out: Path) -> Iterator[None]:
         ) from error
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
+            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, request)
             held = file.is_file() and os.path.samestat(os.fstat(lock.fileno()), file.stat())
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             held = False
+        except OSError as error:
+            raise InputError(
+                "the file system of OUT has no file locks",
+                file=out,
+                found=error.strerror,
+                expected="locks, so that two converters do not write the same shard",
+                remedy="mount it with locks (Lustre: option flock), or choose an OUT elsewhere",
+            ) from error
         if not held:  # taken, or removed by the one who had it
             raise InputError(
-                "another mosaic-convert is writing to OUT", file=out, remedy="wait for it, or stop it and run again"
+                "another mosaic-convert is writing to OUT",
+                file=out,
+                found="it is at work on some of the same layers" if layers else "it is at work on some of the layers",
+                expected="nobody else",
+                remedy="wait for it, or stop it and run again",
             )
         yield
 
 
-def check_space(plan: ConversionPlan, out: Path, standing: Standing, shard_bytes: int) -> None:
-    """Refuse if the disk of OUT has no room for what is left to write. Changes nothing."""
+def check_space(plan: ConversionPlan, out: Path, standing: Standing, left: list[ShardPlan]) -> None:
+    """Refuse if the disk of OUT has no room for the shards that are left to write. Changes nothing."""
     companions = sum(file.stat().st_size for file in plan.companions)
-    replaced = _earlier(out) if standing is Standing.OTHER else _partials(out)
+    unfinished = [out / layout.WORK_FOLDER / f"{shard.layout.file}.partial" for shard in left]
+    replaced = _earlier(out) if standing is Standing.OTHER else unfinished
     free = free_space(out) + sum(_size(file) or 0 for file in set(replaced))
     # Of a tensor: about 1.3 kB in report, index and record.
-    needed = shard_bytes + companions + sum(1300 for _ in plan.tensors)
+    needed = sum(shard.layout.nbytes for shard in left) + companions + sum(1300 for _ in plan.tensors)
     if needed > free:
         raise InputError(
             "not enough room on the disk",

@@ -61,7 +61,7 @@ def place(shard: str, weights: Sequence[Span], scales: Sequence[Span]) -> tuple[
 
 def crc32c(data: bytes | memoryview, value: int = 0) -> int:
     """CRC32C of `data`, continuing from `value`."""
-    return int(google_crc32c.extend(value, bytes(data)))
+    return int(google_crc32c.extend(value, np.frombuffer(data, np.uint8)))  # takes arrays as they are, copies no view
 
 
 def to_bytes(rows: Rows | list[tuple[Any, ...]]) -> bytes:

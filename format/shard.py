@@ -1,29 +1,23 @@
-"""Reads and writes safetensors files byte by byte. The `safetensors` library is the oracle in tests.
+"""Reads the headers of safetensors files. The `safetensors` library is the oracle in tests.
 
-The library can neither write our order and padding nor tell what is wrong with a damaged file, so both are ours.
-A header is hostile until checked: every length, offset, dtype and shape.
+The library cannot tell what is wrong with a damaged file, so this is ours: a header is hostile until checked, every
+length, offset, dtype and shape. Writing is `shard_writer`'s.
 """
 
-import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mosaic.format.errors import InputError
 from mosaic.format.index import Span
-from mosaic.format.jsonfile import rename_durably, unique_keys
-from mosaic.format.layout import ShardLayout
+from mosaic.format.jsonfile import unique_keys
 
 MAX_HEADER = 100_000_000  # the library's own limit
 _REMEDY = "the file is damaged or incomplete: download or convert it again"
-
-Bytes = bytes | memoryview
 
 #: Bytes per element of every safetensors dtype with whole bytes.
 _WIDTH = {
@@ -135,50 +129,3 @@ def _tensor(file: Path, name: str, value: Any, start: int) -> TensorInfo:
 def _damaged(file: Path, tensor: str | None, found: str, expected: str) -> InputError:
     return InputError("not a sound safetensors file", file=file, tensor=tensor, found=found, expected=expected,
                       remedy=_REMEDY)  # fmt: skip
-
-
-class ShardWriter:
-    """Writes one shard front to back into `temporary`, hashing as it goes; `finish`, then `publish`.
-
-    A context manager: leaving it by an exception removes the temporary file.
-    """
-
-    def __init__(self, layout: ShardLayout, temporary: Path) -> None:
-        self.layout = layout
-        self._temporary = temporary
-        self._stream = temporary.open("wb")
-        self._pending = iter(layout.entries)
-        self._sha256 = hashlib.sha256()
-        self._put(layout.header)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._stream.close()
-        if kind is not None:
-            self._temporary.unlink(missing_ok=True)
-
-    def write(self, name: str, chunks: Iterable[Bytes]) -> None:
-        """Write the next tensor of the layout, in any number of contiguous pieces."""
-        entry = next(self._pending)
-        assert entry.name == name, f"{entry.name} is next, not {name}"
-        written = sum(self._put(chunk) for chunk in chunks)
-        assert written == entry.nbytes, f"{name}: {written} bytes written, {entry.nbytes} planned"
-
-    def finish(self) -> str:
-        """Make the temporary file durable; the sha256 of its bytes in hex."""
-        assert next(self._pending, None) is None, "tensors are missing"
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        return self._sha256.hexdigest()
-
-    def publish(self, final: Path) -> None:
-        """Give the finished file its name."""
-        rename_durably(self._temporary, final)
-
-    def _put(self, data: Bytes) -> int:
-        view = memoryview(data).cast("B")
-        self._stream.write(view)
-        self._sha256.update(view)
-        return view.nbytes

@@ -1,12 +1,14 @@
 """A checkpoint directory, read lazily: config, index and headers at once, weights as asked for, never mapped.
 
 The index decides: what it lists must exist exactly once; files and tensors that it does not list are ignored and named
-in `unlisted`. Reads are plain `pread`s into owned buffers, so that memory stays bounded and a file that shrinks
-is an error and not a SIGBUS.
+in `unlisted`. Reads go into owned buffers, so that memory stays bounded and a file that shrinks is an error and not a
+SIGBUS. Several threads may read.
 """
 
 import os
+import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +17,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.format.e4m3 import BFLOAT16
+from mosaic.format import direct
+from mosaic.format.e4m3 import BFLOAT16, BLOCK
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE, INDEX_FILE
 from mosaic.format.shard import TensorInfo, read_header
-from mosaic.format.tensors import Piece
+from mosaic.format.tensors import Piece, scale_name
 
 SINGLE_FILE = "model.safetensors"
 SAMPLE = 4 << 10
@@ -57,9 +60,11 @@ class Checkpoint:
         self.folder = folder
         self.config = read_json(folder / CONFIG_FILE)
         self.index = folder / INDEX_FILE
-        self.tensors, self.unlisted = self._read_headers()
+        tensors, self.unlisted = self._read_headers()
+        self.tensors = _codes_in_bytes(tensors) if is_block_fp8(self.config) else tensors
         self._files = ExitStack()
         self._descriptors: dict[Path, int] = {}
+        self._opening = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -87,36 +92,36 @@ class Checkpoint:
         for first, last in (span for span in (piece.rows, rows) if span):
             offset += first * prod(shape[1:]) * width
             shape = (last - first, *shape[1:])
-        values = np.empty(shape, NUMPY[info.dtype])
-        self._fill(info, offset, values.reshape(-1).view(np.uint8).data, piece.name)
-        return values
+        data = self._bytes(info, offset, prod(shape) * width, piece.name)
+        if data.ctypes.data % width:
+            data = data.copy()
+        return data.view(NUMPY[info.dtype]).reshape(shape)
 
     def sample(self, name: str) -> bytes:
         """Up to SAMPLE bytes from the middle of a tensor."""
         info = self.tensors[name]
         size = min(SAMPLE, info.nbytes)
-        data = np.empty(size, np.uint8)
-        self._fill(info, (info.nbytes - size) // 2, data.data, name)
-        return data.tobytes()
+        return self._bytes(info, (info.nbytes - size) // 2, size, name).tobytes()
 
-    def _fill(self, info: TensorInfo, offset: int, buffer: memoryview, name: str) -> None:
-        if info.file not in self._descriptors:
-            descriptor = os.open(info.file, os.O_RDONLY)
-            self._files.callback(os.close, descriptor)
-            self._descriptors[info.file] = descriptor
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(self._descriptors[info.file], [buffer[done:]], info.offset + offset + done)
-            if count == 0:
-                raise InputError(
-                    "a file became shorter while it was read",
-                    file=info.file,
-                    tensor=name,
-                    found=f"its end at byte {info.offset + offset + done}",
-                    expected=f"{info.nbytes} bytes from byte {info.offset}",
-                    remedy="let nothing else write to the checkpoint, then run again",
-                )
-            done += count
+    def _bytes(self, info: TensorInfo, offset: int, nbytes: int, name: str) -> NDArray[np.uint8]:
+        data = direct.read(self._descriptor(info.file), info.offset + offset, nbytes)
+        if len(data) < nbytes:
+            raise InputError(
+                "a file became shorter while it was read",
+                file=info.file,
+                tensor=name,
+                found=f"its end at byte {info.offset + offset + len(data)}",
+                expected=f"{info.nbytes} bytes from byte {info.offset}",
+                remedy="let nothing else write to the checkpoint, then run again",
+            )
+        return data
+
+    def _descriptor(self, file: Path) -> int:
+        with self._opening:
+            if file not in self._descriptors:
+                self._descriptors[file] = direct.open_direct(file, os.O_RDONLY)
+                self._files.callback(os.close, self._descriptors[file])
+            return self._descriptors[file]
 
     def _read_headers(self) -> tuple[dict[str, TensorInfo], list[str]]:
         single = self.folder / SINGLE_FILE
@@ -177,6 +182,25 @@ class Checkpoint:
                 remedy="download the index again",
             )
         return dict(entries)
+
+
+def is_block_fp8(config: dict[str, Any]) -> bool:
+    """Whether a config.json says that its weights are E4M3 with a scale for every block of our size."""
+    quantization = config.get("quantization_config")
+    return (
+        isinstance(quantization, dict)
+        and quantization.get("quant_method") == "fp8"
+        and quantization.get("weight_block_size") == [BLOCK, BLOCK]
+        and quantization.get("fmt", "e4m3") == "e4m3"
+    )
+
+
+def _codes_in_bytes(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """U8 with scales beside it is F8_E4M3, as written by tools whose arrays have no such type (numpy's)."""
+    return {
+        name: replace(info, dtype="F8_E4M3") if info.dtype == "U8" and scale_name(name) in tensors else info
+        for name, info in tensors.items()
+    }
 
 
 def plain_name(value: object) -> bool:

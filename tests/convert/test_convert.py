@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mosaic.convert import pipeline, report
+from mosaic.convert import report
 from mosaic.convert.plan import make_plan
 from mosaic.convert.recipe import load_recipe
+from mosaic.convert.shard import ShardConversion
 from mosaic.convert.verify import verify
 from mosaic.format import architectures, index
 from mosaic.format.source import Checkpoint
@@ -119,16 +120,16 @@ def test_workers_do_not_show(source, tmp_path):
 def test_a_stopped_conversion_resumes_to_the_same_bytes(source, tmp_path, monkeypatch, stop_after):
     limit = stop_after
     whole = tree(convert_folder(source("3.6"), tmp_path / "whole"))
-    write_shard, calls = pipeline._write_shard, []
+    write_shard, calls = ShardConversion.run, []
 
-    def failing(plan, shard, *rest):
-        calls.append(shard.layout.file)
+    def failing(self, *rest):
+        calls.append(self._shard.layout.file)
         if len(calls) > limit:
             raise KeyboardInterrupt
-        write_shard(plan, shard, *rest)
+        write_shard(self, *rest)
 
     out = tmp_path / "out"
-    monkeypatch.setattr(pipeline, "_write_shard", failing)
+    monkeypatch.setattr(ShardConversion, "run", failing)
     with pytest.raises(KeyboardInterrupt):
         convert_folder(source("3.6"), out, workers=1)
     assert not (out / "mosaic.json").exists()

@@ -1,13 +1,15 @@
 """Checkpoints that are unusual but sound: they convert, and mean the same afterwards."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mosaic.convert.quantize import NonFinite
 from mosaic.format.errors import InputError
-from mosaic.format.source import Checkpoint
+from mosaic.format.source import Checkpoint, is_block_fp8
 from support.faults import (
     EMBEDDING,
     EXPERT,
@@ -19,10 +21,13 @@ from support.faults import (
     assert_same_tensors,
     converts,
     edit,
+    edit_config,
     file_of,
     means_the_source,
     names_everything,
     refused,
+    refused_while_reading,
+    run,
     same_shards,
     set_element,
 )
@@ -343,3 +348,160 @@ class TestOddFp8:
             converts(fp8, "experts-only")
         except InputError as error:
             names_everything(error, KEY)
+
+
+def as_bytes(tensors):
+    """E4M3 codes as the tools write them whose arrays have no such type."""
+    return {n: t.view(torch.uint8) if t.dtype == torch.float8_e4m3fn else t for n, t in tensors.items()}
+
+
+class TestCodesInBytes:
+    """U8 with scales in a block-FP8 checkpoint is F8_E4M3."""
+
+    def same_as_its_twin(self, folder, recipe="e4m3", nonfinite=NonFinite.REFUSE, change=as_bytes):
+        """But for the digests of the source, which is another file."""
+        run(folder, folder.parent / "twin", recipe, nonfinite)
+        edit(folder, change)
+        assert torch.uint8 in {tensor.dtype for tensor in read_checkpoint(folder).values()}
+        _, report = converts(folder, recipe, nonfinite)
+        twin, out = ({f.name: f.read_bytes() for f in (folder.parent / name).iterdir()} for name in ("twin", "out"))
+        catalogs = [json.loads(files.pop("mosaic.json")) for files in (twin, out)]
+        assert out == twin
+        differing = {key for key, value in catalogs[0].items() if catalogs[1][key] != value}
+        assert differing == {"source_fingerprint", "plan_digest"}
+        return report
+
+    def test_passes_through(self, fp8):
+        report = self.same_as_its_twin(fp8)
+        assert {e["treatment"] for e in report["tensors"] if e["dtype"] == "F8_E4M3"} == {"pass-through"}
+
+    def test_one_of_many(self, fp8):
+        self.same_as_its_twin(fp8, change=lambda tensors: tensors.update({KEY: tensors[KEY].view(torch.uint8)}))
+
+    def test_wide_scales(self, bf16, tmp_path):
+        write_official_fp8(bf16, tmp_path / "fp8", torch.float32)
+        self.same_as_its_twin(tmp_path / "fp8")
+
+    def test_fused_experts(self, bf16, fp8):
+        """Stacks of codes with stacks of scales, as FP8 checkpoints of fused experts have them."""
+        shutil.copy(fp8 / "config.json", bf16)
+
+        def stack(tensors):
+            for name in [name for name in tensors if name.endswith(("gate_up_proj", "experts.down_proj"))]:
+                pairs = [quantise(matrix) for matrix in tensors[name]]
+                tensors[name], tensors[f"{name}_scale_inv"] = (torch.stack(group) for group in zip(*pairs, strict=True))
+
+        edit(bf16, stack)
+        self.same_as_its_twin(bf16)
+
+    def test_dequantised(self, fp8):
+        file = fp8.parent / "bf16.yaml"
+        file.write_text("rules: [{role: attention, treatment: bf16}, {treatment: keep}]")
+        report = self.same_as_its_twin(fp8, str(file))
+        assert {e["dtype"] for e in report["tensors"] if e["role"] == "attention"} == {"BF16"}
+
+    def test_fmt_need_not_be_said(self, fp8):
+        edit_config(fp8, lambda config: config["quantization_config"].pop("fmt"))
+        self.same_as_its_twin(fp8)
+
+    @pytest.mark.parametrize("code", [0x7F, 0xFF])
+    def test_nan_codes(self, fp8, code):
+        edit(fp8, as_bytes)
+        set_element(fp8, QUERY, (130, 7), code)
+        error = refused_while_reading(fp8, QUERY, f"code 0x{code:02X} at [130, 7]", str(file_of(fp8, QUERY)))
+        assert "not numbers" in error.problem
+
+    def test_nan_codes_set_to_zero(self, fp8):
+        set_element(fp8, QUERY, (130, 7), 0x7F)
+        report = self.same_as_its_twin(fp8, nonfinite=NonFinite.ZERO)
+        assert {e["name"]: e["nonfinite_zeroed"] for e in report["tensors"] if "nonfinite_zeroed" in e} == {QUERY: 1}
+
+    def test_without_scales(self, fp8):
+        edit(fp8, as_bytes)
+        edit(fp8, lambda tensors: tensors.pop(f"{EXPERT}_scale_inv"))
+        error = refused(fp8, EXPERT, f"U8, no {EXPERT}_scale_inv", str(file_of(fp8, EXPERT)))
+        assert error.facts["tensor"] == EXPERT
+
+    def test_without_a_configuration_that_says_so(self, fp8):
+        edit(fp8, as_bytes)
+        edit_config(fp8, lambda config: config.pop("quantization_config"))
+        error = refused(fp8, "U8 with scales, but no block FP8 in quantization_config")
+        assert error.facts["tensor"] + "_scale_inv" in read_checkpoint(fp8)
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"weight_block_size": [64, 64]}, {"quant_method": "gptq"}, {"fmt": "e5m2"}, {"weight_block_size": None}],
+        ids=str,
+    )
+    def test_with_a_configuration_that_says_otherwise(self, fp8, change):
+        edit(fp8, as_bytes)
+        edit_config(fp8, lambda config: config["quantization_config"].update(change))
+        assert not is_block_fp8(json.loads((fp8 / "config.json").read_text()))
+        refused(fp8, "config.json", *map(str, change.values()))
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu, torch.float64])
+    def test_with_scales_of_another_dtype(self, fp8, dtype):
+        scale = f"{QUERY}_scale_inv"
+        edit(fp8, as_bytes)
+        edit(fp8, lambda tensors: tensors.update({scale: torch.ones(4, 2).to(dtype)}))
+        error = refused(fp8, QUERY, scale)
+        assert error.facts["tensor"] == QUERY
+
+    @pytest.mark.parametrize("shape", [(2, 4), (), (512, 1)])
+    def test_with_another_grid(self, fp8, shape):
+        scale = f"{QUERY}_scale_inv"
+        edit(fp8, as_bytes)
+        edit(fp8, lambda tensors: tensors.update({scale: torch.ones(shape, dtype=torch.bfloat16)}))
+        assert refused(fp8, str(list(shape)), "[4, 2]").facts["tensor"] == scale
+
+    def test_what_is_no_matrix(self, fp8):
+        edit(fp8, lambda tensors: tensors.update({NORM: torch.ones(256, dtype=torch.uint8)}))
+        assert f"U8, no {NORM}_scale_inv" in refused(fp8).facts["found"]
+        edit(fp8, lambda tensors: tensors.update({f"{NORM}_scale_inv": torch.ones(2, 1)}))
+        assert "FP8 matrix" in refused(fp8, NORM).facts["expected"]
+
+    def test_signed_bytes_are_not_codes(self, fp8):
+        edit(fp8, lambda tensors: tensors.update({QUERY: tensors[QUERY].view(torch.int8)}))
+        assert refused(fp8, QUERY).facts["found"] == "I8"
+
+
+class TestOtherConventions:
+    """FP8 that other tools write: refused by name, never guessed at."""
+
+    @pytest.mark.parametrize("shape", [None, (), (1,), (512, 1)], ids=str)
+    def test_weight_scale(self, fp8, shape):
+        """Per block as it would be taken, per tensor, per row: under this name none is."""
+        name = f"{QUERY}_scale"
+
+        def change(tensors):
+            scale = tensors.pop(f"{QUERY}_scale_inv")
+            tensors[name] = scale if shape is None else torch.ones(shape, dtype=torch.bfloat16)
+
+        edit(fp8, change)
+        error = refused(fp8, f"no {QUERY}_scale_inv, but {name}")
+        assert error.facts["tensor"] == QUERY
+        assert "reciprocal" in error.facts["remedy"]
+
+    def test_weight_scale_for_every_weight(self, fp8):
+        edit(fp8, lambda tensors: {name.removesuffix("_inv"): tensor for name, tensor in tensors.items()})
+        assert "reciprocal" in refused(fp8, "weight_scale").facts["remedy"]
+
+    @pytest.mark.parametrize("name", [f"{QUERY}_scale", QUERY.replace(".weight", ".input_scale")])
+    def test_one_scale_more(self, fp8, name):
+        edit(fp8, lambda tensors: tensors.update({name: torch.ones(4, 2, dtype=torch.bfloat16)}))
+        error = refused(fp8, name)
+        assert "no rule covers" in error.problem
+
+    @pytest.mark.parametrize("shape", [(2, 1), (1,), (), (128,), (128, 1), (1, 256), (1, 2, 1)], ids=str)
+    def test_scales_of_an_expert_in_another_shape(self, fp8, shape):
+        """Transposed, per tensor, per row, per column."""
+        scale = f"{EXPERT}_scale_inv"
+        assert read_checkpoint(fp8)[scale].shape == (1, 2)
+        edit(fp8, lambda tensors: tensors.update({scale: torch.ones(shape, dtype=torch.bfloat16)}))
+        assert refused(fp8, str(list(shape)), "[1, 2]").facts["tensor"] == scale
+
+    @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+    def test_weights_in_another_kind_of_fp8(self, fp8, dtype):
+        edit(fp8, lambda tensors: tensors.update({QUERY: tensors[QUERY].view(dtype)}))
+        error = refused(fp8, QUERY, str(file_of(fp8, QUERY)))
+        assert error.facts["found"] == f"F8_{str(dtype).removeprefix('torch.float8_').upper()}"

@@ -1,6 +1,5 @@
 """The directory a conversion writes to: foreign, finished, unfinished, damaged, full, shared."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,6 +10,8 @@ import pytest
 from mosaic.convert import pipeline
 from mosaic.convert.plan import make_plan
 from mosaic.convert.recipe import load_recipe
+from mosaic.convert.shard import ShardConversion
+from mosaic.convert.target import locked
 from mosaic.convert.verify import verify
 from mosaic.format.errors import InputError
 from mosaic.format.shard import read_header
@@ -196,21 +197,21 @@ class TestOut:
     def test_resumed_after_any_shard(self, bf16, originals, monkeypatch, shards):
         """The same bytes as in one go, and nothing done twice."""
         out = bf16.parent / "out"
-        write, count = pipeline._write_shard, iter(range(100))
+        write, count = ShardConversion.run, iter(range(100))
 
-        def stop(plan, shard, *rest):
+        def stop(self, *rest):
             if next(count) >= shards:  # and none after it
                 raise KeyboardInterrupt
-            write(plan, shard, *rest)
+            write(self, *rest)
 
-        monkeypatch.setattr(pipeline, "_write_shard", stop)
+        monkeypatch.setattr(ShardConversion, "run", stop)
         if shards < 4:
             with pytest.raises(KeyboardInterrupt):
                 run(bf16, out)
             assert not (out / "mosaic.json").exists()
         before = {file: file.stat().st_mtime_ns for file in out.glob("*.safetensors")}
         assert len(before) == (shards if shards < 4 else 0)
-        monkeypatch.setattr(pipeline, "_write_shard", write)
+        monkeypatch.setattr(ShardConversion, "run", write)
         run(bf16, out)
         assert all(file.stat().st_mtime_ns == stamp for file, stamp in before.items())
         assert sorted(file.name for file in out.iterdir()) == sorted(f.name for f in (originals / "out").iterdir())
@@ -247,9 +248,7 @@ class TestOut:
 
     def test_two_at_once(self, bf16):
         out = bf16.parent / "out"
-        (out / ".mosaic-convert").mkdir(parents=True)
-        with (out / ".mosaic-convert" / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(out, None):
             self.refused(bf16, out, "another mosaic-convert")
             assert [file.name for file in out.rglob("*")] == [".mosaic-convert", "lock"]
         assert run(bf16, out)[0]
@@ -258,8 +257,7 @@ class TestOut:
         out = bf16.parent / "out"
         self.interrupted(bf16, out, "e4m3", monkeypatch)
         before = snapshot(out)
-        with (out / ".mosaic-convert" / "lock").open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(out, None):
             self.refused(bf16, out, "another mosaic-convert", recipe="experts-only", overwrite=True)
             assert snapshot(out) == before
 

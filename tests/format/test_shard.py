@@ -16,7 +16,8 @@ from safetensors.numpy import save
 
 from mosaic.format.errors import InputError
 from mosaic.format.layout import PAGE, Entry, Stored, header, layer_file, shard_layout
-from mosaic.format.shard import ShardWriter, read_header
+from mosaic.format.shard import read_header
+from mosaic.format.shard_writer import ShardWriter
 from mosaic.format.tensors import Part, Role, TensorSpec
 
 

@@ -1,0 +1,84 @@
+"""File access past the page cache (O_DIRECT), where the file system has it; plain access where not.
+
+Weights go through a conversion once, so caching them only costs: on a slow machine more time than the disk does, and
+whatever else was cached. Direct access needs whole pages, in memory and in the file; that is hidden here.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.format.layout import PAGE
+
+Bytes = NDArray[np.uint8]
+
+
+def open_direct(file: Path, flags: int) -> int:
+    """A descriptor, direct if the file system can do that."""
+    try:
+        return os.open(file, flags | os.O_DIRECT, 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(file, flags, 0o666)
+
+
+def aligned_size(nbytes: int) -> int:
+    """The bytes of as many whole pages as `nbytes` need."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def aligned(nbytes: int) -> Bytes:
+    """Memory that begins on a page, in whole pages, at least `nbytes`."""
+    nbytes = aligned_size(nbytes)
+    memory = np.empty(nbytes + PAGE, np.uint8)
+    start = -memory.ctypes.data % PAGE
+    return memory[start : start + nbytes]
+
+
+def read(descriptor: int, offset: int, nbytes: int) -> Bytes:
+    """`nbytes` from any offset; fewer if the file ends before."""
+    end = min(offset + nbytes, os.fstat(descriptor).st_size)
+    first = offset - offset % PAGE
+    buffer = aligned(max(end - first, 0))
+    done = 0
+    while first + done < end:
+        count = _or_buffered(descriptor, os.preadv, [buffer[done:].data], first + done)
+        if count == 0 or first + done + count >= end:
+            done += count
+            break
+        done = _go_on(done, count)
+    return buffer[offset - first : max(min(first + done, end), offset) - first]
+
+
+def write(descriptor: int, buffer: Bytes, position: int) -> None:
+    """Write a buffer of whole pages at a whole page."""
+    done = 0
+    while done < len(buffer):
+        count = _or_buffered(descriptor, os.pwrite, buffer[done:].data, position + done)
+        done = done + count if done + count == len(buffer) else _go_on(done, count)
+
+
+def _go_on(done: int, count: int) -> int:
+    """Where to go on after a transfer that was cut short: at a page."""
+    if count < PAGE:
+        raise OSError(errno.EIO, "a transfer of whole pages that stopped within one")
+    return done + count - (done + count) % PAGE
+
+
+def _or_buffered(descriptor: int, call: Callable[[int, Any, int], int], data: Any, position: int) -> int:
+    """A transfer; through the page cache from now on if the file system refuses it as it stands."""
+    try:
+        return call(descriptor, data, position)
+    except OSError as error:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+            raise
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return call(descriptor, data, position)
