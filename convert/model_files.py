@@ -1,15 +1,23 @@
 """A finished model directory as `verify` sees it: every part read when first asked for, every byte of a shard once."""
 
 import hashlib
+import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mosaic.format import architectures, e4m3, index, layout
+from mosaic.convert.quantize import count_codes
+from mosaic.convert.reader import ahead
+from mosaic.convert.sums import CodeUse
+from mosaic.format import architectures, direct, index, layout
 from mosaic.format.catalog import Catalog, read_catalog
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import Entry, ShardLayout, Stored
@@ -29,7 +37,7 @@ class Scan:
 
     nbytes: int = 0
     sha256: str = ""
-    nan_codes: dict[str, int] = field(default_factory=dict)  # by tensor, where there are any
+    codes: dict[str, NDArray[np.uint64]] = field(default_factory=dict)  # by E4M3 tensor: counts of the 256 codes
     crc32c: dict[ExpertKey, int] = field(default_factory=dict)  # of spans, continued over scales
 
 
@@ -39,6 +47,7 @@ class ModelFiles:
     def __init__(self, folder: Path, progress: Callable[[int], object]) -> None:
         self.folder = folder
         self._progress = progress
+        self._counting = threading.Lock()
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -115,7 +124,21 @@ class ModelFiles:
             if spec.layer is not None and spec.expert is not None
             for name in (spec.name, spec.scale_name)
         }
-        return {file: self._scan(file, owners) for file in self.headers}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return dict(zip(self.headers, pool.map(lambda file: self._scan(file, owners), self.headers), strict=True))
+
+    @cached_property
+    def use(self) -> list[tuple[Stored, CodeUse]]:
+        """How codes and scales (those above 0) of every E4M3 tensor are used."""
+        codes = {name: counts for scan in self.scans.values() for name, counts in scan.codes.items()}
+        uses = [(stored, CodeUse()) for stored in self.stored if stored.weight.name in codes and stored.scale]
+        for stored, use in uses:
+            assert stored.scale
+            use.add_codes(codes[stored.weight.name])
+            scales = self.scales(stored.scale.name)
+            if (sound := scales[np.nan_to_num(scales.astype(np.float32)) > 0]).size:
+                use.add_scales(sound)
+        return uses
 
     def scales(self, name: str) -> np.ndarray[Any, Any]:
         """The values of a tensor of scales."""
@@ -127,35 +150,41 @@ class ModelFiles:
     def digest(self, file: str) -> tuple[int, str]:
         """Size and sha256 of a file."""
         digest, size = hashlib.sha256(), 0
-        with (self.folder / file).open("rb") as stream:
-            for data in self._chunks(stream.read, None):
-                digest.update(data)
-                size += len(data)
+        for _, data in self._chunks(self.folder / file):
+            digest.update(data.data)
+            size += len(data)
         return size, digest.hexdigest()
 
     def _scan(self, file: str, owners: dict[str, ExpertKey]) -> Scan:
         scan, digest = Scan(), hashlib.sha256()
-        tensors = sorted(self.headers[file].items(), key=lambda item: item[1].offset)
-        start = min((info.offset for _, info in tensors), default=None)
-        with (self.folder / file).open("rb") as stream:
-            for data in self._chunks(stream.read, start):
-                digest.update(data)
-                scan.nbytes += len(data)
-            for name, info in tensors:
-                for data in self._chunks(stream.read, info.nbytes):
-                    digest.update(data)
-                    scan.nbytes += len(data)
-                    if info.dtype == "F8_E4M3" and (bad := e4m3.is_nan(np.frombuffer(data, np.uint8)).sum()):
-                        scan.nan_codes[name] = scan.nan_codes.get(name, 0) + int(bad)
-                    if owner := owners.get(name):
-                        scan.crc32c[owner] = index.crc32c(data, scan.crc32c.get(owner, 0))
+        tensors = deque(sorted(self.headers[file].items(), key=lambda item: item[1].offset))
+        for position, data in self._chunks(self.folder / file):
+            digest.update(data.data)
+            scan.nbytes += len(data)
+            while tensors and tensors[0][1].offset < position + len(data):
+                name, info = tensors[0]
+                begin, end = info.offset - position, info.offset + info.nbytes - position
+                part = data[max(begin, 0) : end]
+                if info.dtype == "F8_E4M3":
+                    scan.codes[name] = scan.codes.get(name, 0) + count_codes(part)
+                if owner := owners.get(name):
+                    scan.crc32c[owner] = index.crc32c(part.data, scan.crc32c.get(owner, 0))
+                if end > len(data):
+                    break
+                tensors.popleft()
         scan.sha256 = digest.hexdigest()
         return scan
 
-    def _chunks(self, read: Callable[[int], bytes], nbytes: int | None) -> Iterator[bytes]:
-        """The next `nbytes` bytes, or all there are."""
-        left = nbytes
-        while data := read(CHUNK if left is None else min(CHUNK, left)):
-            yield data
-            self._progress(len(data))
-            left = None if left is None else left - len(data)
+    def _chunks(self, file: Path) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """All bytes of a file in pieces, each with its position."""
+        descriptor = direct.open_direct(file, os.O_RDONLY)
+        try:
+            positions = range(0, os.fstat(descriptor).st_size, CHUNK)
+            with ThreadPoolExecutor(1) as reader:
+                jobs = (partial(direct.read, descriptor, position, CHUNK) for position in positions)
+                for position, data in zip(positions, ahead(jobs, reader, depth=3), strict=True):
+                    yield position, data
+                    with self._counting:
+                        self._progress(len(data))
+        finally:
+            os.close(descriptor)

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
+from mosaic.convert import report
 from mosaic.convert.model_files import ModelFiles, Scan
 from mosaic.convert.plan import COMPANIONS
 from mosaic.convert.report import REPORT_FILE, REPORT_VERSION, contract_entry, entry_flaw
+from mosaic.convert.sums import ErrorSums
 from mosaic.format import architectures, e4m3, index, layout
 from mosaic.format.catalog import read_catalog
 from mosaic.format.errors import InputError
@@ -34,6 +37,11 @@ class Result:
         """Checked and found true."""
         return self.checked and not self.failures
 
+    def text(self) -> str:
+        """A line, and one for each failure."""
+        state = "ok" if self.holds else "FAILED" if self.checked else "not checked"
+        return "\n     ".join([f"{self.invariant:<4} {state:<12} {self.title}", *self.failures])
+
 
 def verify(folder: Path, progress: Callable[[int], object] = lambda _: None) -> list[Result]:
     """Check every invariant; InputError if the directory is not a Mosaic model directory at all.
@@ -57,6 +65,12 @@ def verify(folder: Path, progress: Callable[[int], object] = lambda _: None) -> 
         except InputError as error:
             result.failures = [str(error)]
     return results
+
+
+def verify_showing_progress(folder: Path) -> list[Result]:
+    """`verify` with a progress bar on standard error, if that is a terminal."""
+    with tqdm(unit="B", unit_scale=True, disable=None, desc="verify", leave=False) as bar:
+        return verify(folder, bar.update)
 
 
 def _catalog(model: ModelFiles) -> Iterator[str]:
@@ -180,7 +194,9 @@ def _scales(model: ModelFiles) -> Iterator[str]:
 def _codes(model: ModelFiles) -> Iterator[str]:
     """V10 No code is NaN."""
     for scan in model.scans.values():
-        yield from (f"{name}: {count} NaN codes" for name, count in scan.nan_codes.items())
+        for name, counts in scan.codes.items():
+            if count := sum(int(counts[code]) for code in e4m3.NAN_CODES):
+                yield f"{name}: {count} NaN codes"
 
 
 def _finite_scales(model: ModelFiles) -> Iterator[str]:
@@ -243,12 +259,12 @@ def _checksums(model: ModelFiles) -> Iterator[str]:
             yield f"layer {key[0]} expert {key[1]}: CRC {found[key]:08x}; the index has {row['crc32c']:08x}"
 
 
-def _report(model: ModelFiles) -> Iterator[str]:
+def _report_entries(model: ModelFiles) -> Iterator[str]:
     """V16 report.json has one true entry per weight."""
-    report = read_json(model.folder / REPORT_FILE)
-    entries = report.get("tensors")
-    if report.get("version") != REPORT_VERSION or not isinstance(entries, list):
-        yield f"version {report.get('version')!r} with tensors {entries!r:.60}; expected {REPORT_VERSION} and a list"
+    value = read_json(model.folder / REPORT_FILE)
+    entries, version = value.get("tensors"), value.get("version")
+    if type(version) is not int or version != REPORT_VERSION or not isinstance(entries, list):
+        yield f"version {version!r} with tensors {entries!r:.60}; expected {REPORT_VERSION} and a list"
         return
     names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
     if names != [stored.weight.name for stored in model.stored]:
@@ -260,6 +276,20 @@ def _report(model: ModelFiles) -> Iterator[str]:
             yield f"{stored.weight.name}: {wrong}; expected { ({key: expected[key] for key in wrong}) }"
         elif flaw := entry_flaw(entry):
             yield f"{stored.weight.name}: {flaw}"
+
+
+def _histograms(model: ModelFiles) -> Iterator[str]:
+    """V17 The histograms of report.json, and its shares of subnormal codes, are those of the codes and scales."""
+    value = read_json(model.folder / REPORT_FILE)
+    if value.get("histograms") != report.histograms(model.use):
+        yield "the histograms are not those of the codes and scales"
+    entries = {stored.weight.name: use for stored, use in model.use}
+    tensors = value.get("tensors")
+    for entry in tensors if isinstance(tensors, list) else ():
+        use = entries.get(str(entry.get("name"))) if isinstance(entry, dict) else None
+        expected = report.measures(ErrorSums(), use) if use else {}
+        if wrong := {key: entry.get(key) for key in expected if entry.get(key) != expected[key]}:
+            yield f"{entry['name']}: {wrong}; expected { ({key: expected[key] for key in wrong}) }"
 
 
 _CHECKS = (
@@ -278,5 +308,6 @@ _CHECKS = (
     _config,
     _index_rows,
     _checksums,
-    _report,
+    _report_entries,
+    _histograms,
 )
