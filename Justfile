@@ -49,6 +49,15 @@ asan: (setup "[test]")
     LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
         "{{ bin }}/python" tests/run_against.py "$site" tests/native
 
+# What the disk allows, and what mosaic-convert makes of it: layers of the 35B's shape, beside a plain copy.
+bench-convert *arguments: (setup "[test]")
+    {{ bin }}/python tests/bench/quantize.py
+    {{ bin }}/python tests/bench/convert.py {{ arguments }}
+
+# Kill and interrupt conversions hundreds of times, at random moments.
+torture *arguments: (setup "[test]")
+    {{ bin }}/python tests/kill/torture.py {{ arguments }}
+
 # Build the wheel into dist/.
 wheel: setup
     {{ bin }}/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -18,6 +18,10 @@ class Architecture(Protocol):
     def MODEL_TYPES(self) -> tuple[str, ...]:  # noqa: N802 - a constant of the module
         """The top-level model_type values of the family."""
 
+    @property
+    def HF_CLASSES(self) -> dict[str, str]:  # noqa: N802 - a constant of the module
+        """{model_type: what `architectures` of config.json says}; engines choose their model class by it."""
+
     def parse(self, config: dict[str, Any], file: Path) -> ModelSpec:
         """The spec of a config.json; InputError for what Mosaic cannot run faithfully."""
 

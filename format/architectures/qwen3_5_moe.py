@@ -12,6 +12,7 @@ from mosaic.format.tensors import Part, Role, TensorSpec
 
 NESTED_TYPE = "qwen3_5_moe"
 MODEL_TYPES = (NESTED_TYPE, "qwen3_5_moe_text")
+HF_CLASSES = dict(zip(MODEL_TYPES, ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"), strict=True))
 
 skip_list = qwen.skip_list
 

@@ -11,6 +11,7 @@ from mosaic.format.spec import FeedForward, LayerSpec, Mixer, ModelSpec
 from mosaic.format.tensors import Part, TensorSpec
 
 MODEL_TYPES = ("qwen3_moe",)
+HF_CLASSES = {MODEL_TYPES[0]: "Qwen3MoeForCausalLM"}
 
 skip_list = qwen.skip_list
 

@@ -11,6 +11,7 @@ from mosaic.format.spec import FeedForward, LayerSpec, ModelSpec
 from mosaic.format.tensors import Part, TensorSpec
 
 MODEL_TYPES = ("qwen3_next",)
+HF_CLASSES = {MODEL_TYPES[0]: "Qwen3NextForCausalLM"}
 
 skip_list = qwen.skip_list
 
