@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,8 @@ def command(
     Several processes or machines can share the work on a common file system: each with its own --layers FIRST:END,
     all with the same other options; when all are done, one runs with --finish.
 
-    Exit codes: 0 done, 2 bad input or refused, 130 interrupted. MOSAIC_ISA (scalar, avx2, avx512) chooses the kernels.
+    Exit codes: 0 done, 1 --finish found damage, 2 bad input or refused, 130 interrupted. MOSAIC_ISA (scalar, avx2,
+    avx512) chooses the kernels.
     """
     with Checkpoint(checkpoint) as source:
         planned = make_plan(source, load_recipe(recipe, scale), nonfinite)
@@ -74,7 +76,10 @@ def command(
         if plan:
             check_place(planned, out)
             print(f"note: {free_space(out):,} bytes are free on the disk of OUT", file=sys.stderr)
-            print(json.dumps(plan_json(planned), indent=1) if as_json else plan_text(planned))
+            shown = replace(
+                planned, shards=tuple(shard for shard in planned.shards if share is None or shard.layer in share)
+            )
+            print(json.dumps(plan_json(shown), indent=1) if as_json else plan_text(shown))
             return
         start = time.monotonic()
         try:

@@ -50,10 +50,11 @@ def read(descriptor: int, offset: int, nbytes: int) -> Bytes:
     done = 0
     while first + done < end:
         count = _or_buffered(descriptor, os.preadv, [buffer[done:].data], first + done)
-        if count == 0 or first + done + count >= end:
-            done += count
-            break
-        done = _go_on(done, count)
+        done += count
+        if first + done < end:  # cut short: go on at a page, unless the file ended meanwhile
+            if count < PAGE:
+                break
+            done -= done % PAGE
     return buffer[offset - first : max(min(first + done, end), offset) - first]
 
 
@@ -62,14 +63,11 @@ def write(descriptor: int, buffer: Bytes, position: int) -> None:
     done = 0
     while done < len(buffer):
         count = _or_buffered(descriptor, os.pwrite, buffer[done:].data, position + done)
-        done = done + count if done + count == len(buffer) else _go_on(done, count)
-
-
-def _go_on(done: int, count: int) -> int:
-    """Where to go on after a transfer that was cut short: at a page."""
-    if count < PAGE:
-        raise OSError(errno.EIO, "a transfer of whole pages that stopped within one")
-    return done + count - (done + count) % PAGE
+        done += count
+        if done < len(buffer):  # cut short: go on at a page, or be told why not
+            if count < PAGE:
+                raise OSError(errno.EIO, "a write of whole pages that stopped within one")
+            done -= done % PAGE
 
 
 def _or_buffered(descriptor: int, call: Callable[[int, Any, int], int], data: Any, position: int) -> int:
