@@ -26,7 +26,8 @@ from mosaic.format.source import NUMPY
 from mosaic.format.spec import ModelSpec
 from mosaic.format.tensors import Role, TensorSpec
 
-CHUNK = 1 << 22
+CHUNK = 4 << 20
+READ_AHEAD = 3  # chunks of a shard that are being read, wait, or are looked at
 
 ExpertKey = tuple[int, int]  # layer, expert
 
@@ -181,8 +182,12 @@ class ModelFiles:
         try:
             positions = range(0, os.fstat(descriptor).st_size, CHUNK)
             with ThreadPoolExecutor(1) as reader:
-                jobs = (partial(direct.read, descriptor, position, CHUNK) for position in positions)
-                for position, data in zip(positions, ahead(jobs, reader, depth=3), strict=True):
+                memory = [direct.aligned(CHUNK) for _ in range(READ_AHEAD)]
+                jobs = (
+                    partial(direct.read, descriptor, position, CHUNK, memory[number % READ_AHEAD])
+                    for number, position in enumerate(positions)
+                )
+                for position, data in zip(positions, ahead(jobs, reader, READ_AHEAD), strict=True):
                     yield position, data
                     with self._counting:
                         self._progress(len(data))

@@ -119,7 +119,8 @@ def _write(plan: ConversionPlan, left: list[ShardPlan], out: Path, workers: int,
 
         largest_first = sorted(left, key=lambda shard: -shard.layout.nbytes)
         futures = [
-            pool.submit(ShardConversion(plan, shard, out, progress).run, readers, stop) for shard in largest_first
+            pool.submit(ShardConversion(plan, shard, out, workers, progress).run, readers, stop)
+            for shard in largest_first
         ]
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)

@@ -4,7 +4,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -13,21 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.convert.quantize import Location
-from mosaic.format import e4m3
+from mosaic.format import direct, e4m3
 from mosaic.format.errors import InputError
-from mosaic.format.source import Checkpoint
+from mosaic.format.source import Checkpoint, Rows
 from mosaic.format.tensors import Piece
 
 SLICE_WEIGHTS = 1 << 20  # part of the report's arithmetic (error sums are added slice by slice), so it is fixed
-
-Rows = tuple[int, int]
 
 
 T = TypeVar("T")
 
 
 def ahead(jobs: Iterable[Callable[[], T]], readers: Executor, depth: int) -> Iterator[T]:
-    """The results of jobs in order, `depth` of them at a time on their way."""
+    """The results of jobs in order, `depth` of them at a time on their way.
+
+    Job n + depth begins when the result of job n has been used, so `depth` pieces of memory do for all of them.
+    """
     waiting: deque[Future[T]] = deque()
     for job in jobs:
         waiting.append(readers.submit(job))
@@ -69,8 +70,20 @@ class TensorReader:
 
     def read(self, rows: Rows) -> Slice:
         """Read one slice."""
-        scales = self._read_scales(self._scale, rows) if self._scale else None
-        return Slice(rows[0], self._checkpoint.read(self._piece, rows), scales)
+        return self.slice(rows, self._checkpoint.read_batch(self.requests(rows)))
+
+    def requests(self, rows: Rows) -> list[tuple[Piece, Rows | None]]:
+        """What to read for a slice."""
+        requests: list[tuple[Piece, Rows | None]] = [(self._piece, rows)]
+        if self._scale:
+            requests.append((self._scale, (rows[0] // e4m3.BLOCK, -(-rows[1] // e4m3.BLOCK))))
+        return requests
+
+    def slice(self, rows: Rows, values: Sequence[NDArray[Any]]) -> Slice:
+        """The slice, of what was read for it."""
+        if self._scale:
+            self._check_scales(self._scale, values[1], rows[0] // e4m3.BLOCK)
+        return Slice(rows[0], values[0], values[1] if self._scale else None)
 
     def location(self, first: int) -> Location:
         """Where the slice that begins at row `first` stands."""
@@ -78,9 +91,7 @@ class TensorReader:
         origin = piece.rows[0] if piece.rows else 0
         return Location(self._checkpoint.tensors[piece.name].file, piece.name, piece.index, origin, first)
 
-    def _read_scales(self, piece: Piece, rows: Rows) -> NDArray[Any]:
-        first = rows[0] // e4m3.BLOCK
-        scales = self._checkpoint.read(piece, (first, -(-rows[1] // e4m3.BLOCK)))
+    def _check_scales(self, piece: Piece, scales: NDArray[Any], first: int) -> None:
         values = scales.astype(np.float32)
         bad = ~((values > 0) & (values <= e4m3.LARGEST_SCALE))  # NaN compares false
         if bad.any():
@@ -94,4 +105,15 @@ class TensorReader:
                 expected=f"scales above 0, up to {e4m3.LARGEST_SCALE:.3e}",
                 remedy="download the file again, or convert the BF16 checkpoint",
             )
-        return scales
+
+
+def read_slices(
+    checkpoint: Checkpoint, slices: Sequence[tuple[TensorReader, Rows]], memory: direct.Memory | None = None
+) -> list[Slice]:
+    """Several slices of several tensors at once."""
+    requests = [reader.requests(rows) for reader, rows in slices]
+    values = iter(checkpoint.read_batch([request for group in requests for request in group], memory))
+    return [
+        reader.slice(rows, [next(values) for _ in group])
+        for (reader, rows), group in zip(slices, requests, strict=True)
+    ]

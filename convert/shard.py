@@ -1,26 +1,30 @@
 """Converts one shard, front to back, into a temporary file and a record of it, then gives both their names.
 
-Slices are read ahead while others are converted, and written behind by the ShardWriter's thread. Scales follow their
-weights in the file, so they wait in memory: 0.02 % of the codes.
+Slices are read ahead in batches while others are converted, and written behind by the ShardWriter's thread. Scales
+follow their weights in the file, so they wait in memory: 0.02 % of the codes.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mosaic.convert import report
 from mosaic.convert.plan import ConversionPlan, ShardPlan
-from mosaic.convert.reader import ahead
+from mosaic.convert.reader import Slice, TensorReader, ahead, read_slices
 from mosaic.convert.tensor import TensorConversion
-from mosaic.format import index, layout
+from mosaic.format import direct, index, layout
 from mosaic.format.jsonfile import to_bytes, write_durably
 from mosaic.format.shard_writer import ShardWriter
+from mosaic.format.source import Rows
 
 RECORD_VERSION = 2
-READ_AHEAD = 4  # slices of a shard that are being read or wait to be converted: up to 4 MB each
+READ_AHEAD = 3  # batches of a shard: one is converted, two are read
+BATCH = 6  # slices, of a million weights each
+MOST_SLICES = 128  # in the batches of all shards together
 
 
 class StoppedError(Exception):
@@ -28,13 +32,16 @@ class StoppedError(Exception):
 
 
 class ShardConversion:
-    """One shard of a plan on its way to `out`. `progress` is told of the bytes stored."""
+    """One shard of a plan on its way to `out`, one of `workers`. `progress` is told of the bytes stored."""
 
-    def __init__(self, plan: ConversionPlan, shard: ShardPlan, out: Path, progress: Callable[[int], object]) -> None:
+    def __init__(
+        self, plan: ConversionPlan, shard: ShardPlan, out: Path, workers: int, progress: Callable[[int], object]
+    ) -> None:
         self._plan = plan
         self._shard = shard
         self._out = out
         self._progress = progress
+        self._batch = max(min(BATCH, MOST_SLICES // workers // READ_AHEAD), 1)
         self._conversions = {
             planned.stored.spec.name: TensorConversion(plan.checkpoint, planned, plan.nonfinite)
             for planned in shard.tensors
@@ -53,8 +60,8 @@ class ShardConversion:
     def _write(self, writer: ShardWriter, readers: Executor, stop: threading.Event) -> None:
         entries = self._shard.layout.entries
         weights = [self._conversions[entry.name] for entry in entries if entry.name in self._conversions]
-        jobs = (partial(tensor.reader.read, rows) for tensor in weights for rows in tensor.reader.slices())
-        data = ahead(jobs, readers, READ_AHEAD)
+        slices = [(tensor.reader, rows) for tensor in weights for rows in tensor.reader.slices()]
+        data = self._read(slices, readers)
         scales: dict[str, tuple[TensorConversion, bytes]] = {}
         for entry in entries:
             if entry.name in scales:
@@ -66,6 +73,15 @@ class ShardConversion:
             writer.write(entry.name, self._counted(chunks, tensor, stop))
             if scale := tensor.planned.stored.scale:
                 scales[scale.name] = (tensor, tensor.scale_bytes())
+
+    def _read(self, slices: list[tuple[TensorReader, Rows]], readers: Executor) -> Iterator[Slice]:
+        """All slices in order, read in batches, the next batch while one is converted."""
+        memory = [direct.Memory() for _ in range(READ_AHEAD)]
+        batches = (
+            partial(read_slices, self._plan.checkpoint, slices[first : first + self._batch], memory[turn % READ_AHEAD])
+            for turn, first in enumerate(range(0, len(slices), self._batch))
+        )
+        return chain.from_iterable(ahead(batches, readers, READ_AHEAD))
 
     def _counted(
         self, chunks: Iterator[memoryview], tensor: TensorConversion, stop: threading.Event

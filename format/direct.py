@@ -4,8 +4,10 @@ Weights go through a conversion once, so caching them only costs: on a slow mach
 whatever else was cached. Direct access needs whole pages, in memory and in the file; that is hidden here.
 """
 
+import contextlib
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.format.layout import PAGE
+
+HUGE_PAGE = 2 << 20
 
 Bytes = NDArray[np.uint8]
 
@@ -35,18 +39,45 @@ def aligned_size(nbytes: int) -> int:
 
 
 def aligned(nbytes: int) -> Bytes:
-    """Memory that begins on a page, in whole pages, at least `nbytes`."""
+    """Memory that begins on a page, in whole pages, at least `nbytes`; in huge pages where that is worth it.
+
+    A transfer is cut into as many requests as its memory has separate pieces: with huge pages a disk did twice as much.
+    """
     nbytes = aligned_size(nbytes)
-    memory = np.empty(nbytes + PAGE, np.uint8)
-    start = -memory.ctypes.data % PAGE
+    if nbytes < HUGE_PAGE:
+        memory, boundary = np.empty(nbytes + PAGE, np.uint8), PAGE
+    else:
+        pages = mmap.mmap(-1, nbytes + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        memory, boundary = np.frombuffer(pages, np.uint8), HUGE_PAGE
+    start = -memory.ctypes.data % boundary
     return memory[start : start + nbytes]
 
 
-def read(descriptor: int, offset: int, nbytes: int) -> Bytes:
-    """`nbytes` from any offset; fewer if the file ends before."""
+class Memory:
+    """Memory for one read at a time, used again by the next: huge pages are worth it only if they are kept."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> Bytes:
+        """At least `nbytes`, aligned; what was taken before may be overwritten."""
+        if len(self._bytes) < nbytes:
+            self._bytes = aligned(nbytes)
+        return self._bytes[: aligned_size(nbytes)]
+
+
+def spanned(first: int, end: int) -> int:
+    """Bytes of the pages in which a file's bytes from `first` to `end` lie."""
+    return aligned_size(end) - first // PAGE * PAGE
+
+
+def read(descriptor: int, offset: int, nbytes: int, memory: Bytes | None = None) -> Bytes:
+    """`nbytes` from any offset, fewer if the file ends before; in aligned `memory` for these pages, if it is given."""
     end = min(offset + nbytes, os.fstat(descriptor).st_size)
     first = offset - offset % PAGE
-    buffer = aligned(max(end - first, 0))
+    buffer = aligned(max(end - first, 0)) if memory is None else memory
     done = 0
     while first + done < end:
         count = _or_buffered(descriptor, os.preadv, [buffer[done:].data], first + done)

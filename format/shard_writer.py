@@ -1,6 +1,7 @@
 """Writes one shard front to back in our order and padding, which the `safetensors` library cannot.
 
-The caller fills one buffer while a thread of the writer hashes the other and writes it past the page cache.
+The caller fills and hashes one buffer while a thread of the writer writes the other past the page cache. That thread
+does not hash: more threads that compute than there are cores keep each other from the interpreter.
 """
 
 import hashlib
@@ -69,6 +70,7 @@ class ShardWriter:
 
     def _put(self, data: bytes | memoryview) -> int:
         view = memoryview(data).cast("B")
+        self._sha256.update(view)
         done = 0
         while done < len(view):
             part = view[done : done + BUFFER - self._fill]
@@ -92,8 +94,7 @@ class ShardWriter:
             self._flushing.result()
 
     def _write_out(self, buffer: direct.Bytes, fill: int, position: int) -> None:
-        """Hash what is filled; write it in whole pages: what is too much at the end is cut off by `finish`."""
-        self._sha256.update(buffer[:fill].data)
+        """Write in whole pages: what is too much at the end is cut off by `finish`."""
         whole = direct.aligned_size(fill)
         buffer[fill:whole] = 0
         direct.write(self._descriptor, buffer[:whole], position)

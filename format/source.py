@@ -7,12 +7,13 @@ SIGBUS. Several threads may read.
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,33 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F8_E4M3": np.dtype(np.uint8),
 }
+
+
+Rows = tuple[int, int]
+
+
+class _Place(NamedTuple):
+    """Bytes `first` to `end` of a file, and the array they are."""
+
+    file: Path
+    first: int
+    end: int
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+@dataclass
+class _Run:
+    """Places that follow each other in a file."""
+
+    file: Path
+    first: int
+    end: int
+    members: list[int]
+
+
+_NOTHING = np.empty(0, np.uint8)
 
 
 class Checkpoint:
@@ -81,40 +109,70 @@ class Checkpoint:
         """Safetensors dtype of a piece."""
         return self.tensors[piece.name].dtype
 
-    def read(self, piece: Piece, rows: tuple[int, int] | None = None) -> NDArray[Any]:
+    def read(self, piece: Piece, rows: Rows | None = None) -> NDArray[Any]:
         """The values of a piece, or of some of its rows; E4M3 as uint8 codes, bfloat16 through ml_dtypes."""
+        return self.read_batch([(piece, rows)])[0]
+
+    def read_batch(
+        self, requests: Sequence[tuple[Piece, Rows | None]], memory: direct.Memory | None = None
+    ) -> list[NDArray[Any]]:
+        """Several reads, in `memory` if one is given; what is adjacent in a file is one transfer."""
+        places = [self._place(piece, rows) for piece, rows in requests]
+        runs: list[_Run] = []
+        for number in sorted(range(len(places)), key=lambda number: places[number][:2]):
+            file, first, end, *_ = places[number]
+            if not (runs and runs[-1].file == file and runs[-1].end == first):
+                runs.append(_Run(file, first, first, []))
+            runs[-1].end = end
+            runs[-1].members.append(number)
+        spare = (memory or direct.Memory()).take(sum(direct.spanned(run.first, run.end) for run in runs))
+        values: list[NDArray[Any]] = [_NOTHING] * len(places)
+        for run in runs:
+            size = direct.spanned(run.first, run.end)
+            data = direct.read(self._descriptor(run.file), run.first, run.end - run.first, spare[:size])
+            spare = spare[size:]
+            for number in run.members:
+                _, first, end, name, dtype, shape = places[number]
+                part = data[first - run.first : end - run.first]
+                if len(part) < end - first:
+                    raise self._cut_short(name, run.first + len(data))
+                if part.ctypes.data % dtype.itemsize:
+                    part = part.copy()
+                values[number] = part.view(dtype).reshape(shape)
+        return values
+
+    def _place(self, piece: Piece, rows: Rows | None) -> "_Place":
+        """Where the bytes of a piece, or of some of its rows, lie, and what they are."""
         info = self.tensors[piece.name]
-        shape, offset = info.shape, 0
-        width = NUMPY[info.dtype].itemsize
+        shape, first, dtype = info.shape, info.offset, NUMPY[info.dtype]
         if piece.index is not None:
             shape = shape[1:]
-            offset += piece.index * prod(shape) * width
-        for first, last in (span for span in (piece.rows, rows) if span):
-            offset += first * prod(shape[1:]) * width
-            shape = (last - first, *shape[1:])
-        data = self._bytes(info, offset, prod(shape) * width, piece.name)
-        if data.ctypes.data % width:
-            data = data.copy()
-        return data.view(NUMPY[info.dtype]).reshape(shape)
+            first += piece.index * prod(shape) * dtype.itemsize
+        for begin, end in (span for span in (piece.rows, rows) if span):
+            first += begin * prod(shape[1:]) * dtype.itemsize
+            shape = (end - begin, *shape[1:])
+        return _Place(info.file, first, first + prod(shape) * dtype.itemsize, piece.name, dtype, shape)
 
     def sample(self, name: str) -> bytes:
         """Up to SAMPLE bytes from the middle of a tensor."""
         info = self.tensors[name]
         size = min(SAMPLE, info.nbytes)
-        return self._bytes(info, (info.nbytes - size) // 2, size, name).tobytes()
+        first = info.offset + (info.nbytes - size) // 2
+        data = direct.read(self._descriptor(info.file), first, size)
+        if len(data) < size:
+            raise self._cut_short(name, first + len(data))
+        return data.tobytes()
 
-    def _bytes(self, info: TensorInfo, offset: int, nbytes: int, name: str) -> NDArray[np.uint8]:
-        data = direct.read(self._descriptor(info.file), info.offset + offset, nbytes)
-        if len(data) < nbytes:
-            raise InputError(
-                "a file became shorter while it was read",
-                file=info.file,
-                tensor=name,
-                found=f"its end at byte {info.offset + offset + len(data)}",
-                expected=f"{info.nbytes} bytes from byte {info.offset}",
-                remedy="let nothing else write to the checkpoint, then run again",
-            )
-        return data
+    def _cut_short(self, name: str, end: int) -> InputError:
+        info = self.tensors[name]
+        return InputError(
+            "a file became shorter while it was read",
+            file=info.file,
+            tensor=name,
+            found=f"its end at byte {end}",
+            expected=f"{info.nbytes} bytes from byte {info.offset}",
+            remedy="let nothing else write to the checkpoint, then run again",
+        )
 
     def _descriptor(self, file: Path) -> int:
         with self._opening:

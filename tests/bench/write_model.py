@@ -6,6 +6,7 @@ So every file is by the format of the day, whatever report or catalog say, and c
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from bench.shape import Json, Weight, by_layer, fused, separate, write_companion
 from mosaic.convert.pipeline import convert
 from mosaic.convert.plan import make_plan
 from mosaic.convert.recipe import load_recipe
-from mosaic.format import e4m3, layout
+from mosaic.format import direct, e4m3, layout
 from mosaic.format.layout import Entry
-from mosaic.format.source import SAMPLE, Checkpoint
+from mosaic.format.source import SAMPLE, Checkpoint, Rows
 from mosaic.format.tensors import QUANTIZABLE, Piece, scale_name
 from support.shards import write_index
 
@@ -74,7 +75,13 @@ class RandomCheckpoint(Checkpoint):
         self._weights = {weight.name: weight for weight in weights}
         self._random = random
 
-    def read(self, piece: Piece, rows: tuple[int, int] | None = None) -> NDArray[Any]:
+    def read_batch(
+        self, requests: Sequence[tuple[Piece, Rows | None]], memory: direct.Memory | None = None
+    ) -> list[NDArray[Any]]:
+        """Draw instead."""
+        return [self._draw(piece, rows) for piece, rows in requests]
+
+    def _draw(self, piece: Piece, rows: Rows | None) -> NDArray[Any]:
         """The drawn values of a tensor, or of some of its rows."""
         info = self.tensors[piece.name]
         weight = self._weights[piece.name.removesuffix(SCALE_SUFFIX)]
@@ -90,4 +97,4 @@ class RandomCheckpoint(Checkpoint):
 
     def sample(self, name: str) -> bytes:
         """Some bytes that depend on the seed."""
-        return self.read(Piece(name, self.tensors[name].shape), (0, 1)).tobytes()[:SAMPLE]
+        return self._draw(Piece(name, self.tensors[name].shape), (0, 1)).tobytes()[:SAMPLE]

@@ -59,6 +59,26 @@ def test_aligned_memory(nbytes):
     assert nbytes <= len(memory) < nbytes + PAGE
 
 
+@pytest.mark.parametrize("nbytes", [2 << 20, (2 << 20) + 1, 9 << 20])
+def test_memory_worth_huge_pages_begins_on_one(nbytes):
+    assert direct.aligned(nbytes).ctypes.data % direct.HUGE_PAGE == 0
+
+
+def test_memory_is_used_again():
+    memory = direct.Memory()
+    first = memory.take(10)
+    assert memory.take(PAGE).ctypes.data == first.ctypes.data
+    larger = memory.take(3 << 20)
+    assert len(larger) == 3 << 20
+    assert memory.take(1).ctypes.data == larger.ctypes.data
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 0), (0, 1), (4095, 4096), (4095, 4097), (4096, 8192), (5, 12289)])
+def test_pages_that_bytes_span(first, end):
+    pages = {byte // PAGE for byte in range(first, end)}
+    assert direct.spanned(first, end) == len(pages) * PAGE
+
+
 def test_writes(tmp_path, monkeypatch):
     buffer = direct.aligned(3 * PAGE)
     buffer[:] = np.frombuffer(DATA, np.uint8, 3 * PAGE)
