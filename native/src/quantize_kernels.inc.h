@@ -9,6 +9,7 @@
 namespace {
 
 constexpr size_t kLanes = 16;
+constexpr size_t kAbreast = 16;  // blocks side by side that are worked on together
 constexpr float kMaxValue = 448.0f;
 constexpr float kSmallestScale = 0x1p-126f;
 
@@ -78,126 +79,173 @@ inline Ints encode(Floats quotients, Floats& values) {
     return is_subnormal ? subnormal_code : normal_code;
 }
 
+// The float32 bits of the largest magnitudes of `count` blocks side by side, row by row as they lie in memory.
+// Infinities and NaN are larger than any number.
+inline void largest_magnitudes(const float* weights, size_t stride, size_t count, int32_t* largest) {
+    int32_t lanes[kAbreast][kLanes] = {};
+    for (size_t row = 0; row < kBlock; ++row, weights += stride)
+        for (size_t block = 0; block < count; ++block)
+            for (size_t column = 0; column < kBlock; column += kLanes)
+                for (size_t lane = 0; lane < kLanes; ++lane) {
+                    const int32_t bits = bits_of(weights[block * kBlock + column + lane]) & 0x7FFFFFFF;
+                    lanes[block][lane] = bits > lanes[block][lane] ? bits : lanes[block][lane];
+                }
+    for (size_t block = 0; block < count; ++block) {
+        largest[block] = 0;
+        for (const int32_t bits : lanes[block]) largest[block] = bits > largest[block] ? bits : largest[block];
+    }
+}
+
+inline void largest_magnitudes(const uint16_t* weights, size_t stride, size_t count, int32_t* largest) {
+    uint16_t lanes[kAbreast][2 * kLanes] = {};
+    for (size_t row = 0; row < kBlock; ++row, weights += stride)
+        for (size_t block = 0; block < count; ++block)
+            for (size_t column = 0; column < kBlock; column += 2 * kLanes)
+                for (size_t lane = 0; lane < 2 * kLanes; ++lane) {
+                    const uint16_t bits = weights[block * kBlock + column + lane] & 0x7FFF;
+                    lanes[block][lane] = bits > lanes[block][lane] ? bits : lanes[block][lane];
+                }
+    for (size_t block = 0; block < count; ++block) {
+        uint16_t most = 0;
+        for (const uint16_t bits : lanes[block]) most = bits > most ? bits : most;
+        largest[block] = static_cast<int32_t>(most) << 16;
+    }
+}
+
+// A block on its way: its scale taken apart, and what its rows have come to so far.
+struct Block {
+    float scale, reciprocal;  // scale in [1, 2)
+    float unit;               // the power of two that takes it there
+    Doubles signal[kParts], noise[kParts];
+    Ints largest[kParts], zeroed[kParts], seen[kParts];
+};
+
+inline void begin(Block& block, uint16_t scale_bits) {
+    block = Block{};
+    block.scale = float_of((scale_bits << 16 & 0x7FFFFF) | 127 << 23);
+    block.reciprocal = 1.0f / block.scale;
+    block.unit = block.scale / weight_at(&scale_bits, 0);
+}
+
+template <typename T> inline void quantize_row(const T* weights, uint8_t* codes, Block& block) {
+    const float scale = block.scale, reciprocal = block.reciprocal, unit = block.unit;
+    int32_t encoded[kBlock];
+    for (size_t part = 0; part < kParts; ++part) {
+        Floats signal = {}, noise = {};
+        Ints largest = block.largest[part], zeroed = block.zeroed[part], seen = block.seen[part];
+        for (size_t column = part * kWidth; column < kBlock; column += kLanes) {
+            Ints bits;
+            load_bits(bits, weights + column);
+            const Ints magnitude = bits & 0x7FFFFFFF;
+            const Floats value = floats_of(magnitude) * unit;
+            Floats stored;
+            const Ints code = encode(divided(value, scale, reciprocal), stored);
+            const Floats error = stored * scale - value;
+            const Ints error_bits = bits_of(error) & 0x7FFFFFFF;
+            const Ints signed_code = code | (bits >> 24 & 0x80);
+            __builtin_memcpy(encoded + column, &signed_code, sizeof signed_code);
+            signal += value * value;
+            noise += error * error;
+            largest = error_bits > largest ? error_bits : largest;
+            zeroed -= (magnitude != 0) & (code == 0);  // true is -1
+            seen |= code;
+        }
+        block.signal[part] += __builtin_convertvector(signal, Doubles);
+        block.noise[part] += __builtin_convertvector(noise, Doubles);
+        block.largest[part] = largest;
+        block.zeroed[part] = zeroed;
+        block.seen[part] = seen;
+    }
+    for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(encoded[i]);
+}
+
 struct BlockSums {
     double signal, noise, max_abs_error;
     int32_t zeroed;
     int32_t codes;  // all of them, signs off, or-ed
 };
 
-// The float32 bits of the largest magnitude of a block; infinities and NaN are larger than any number.
-inline int32_t largest_magnitude(const float* weights, size_t stride) {
-    int32_t lanes[kLanes] = {};
-    for (size_t row = 0; row < kBlock; ++row)
-        for (size_t column = 0; column < kBlock; column += kLanes)
-            for (size_t lane = 0; lane < kLanes; ++lane) {
-                const int32_t bits = bits_of(weights[row * stride + column + lane]) & 0x7FFFFFFF;
-                lanes[lane] = bits > lanes[lane] ? bits : lanes[lane];
-            }
-    int32_t largest = 0;
-    for (const int32_t bits : lanes) largest = bits > largest ? bits : largest;
-    return largest;
-}
-
-inline int32_t largest_magnitude(const uint16_t* weights, size_t stride) {
-    uint16_t lanes[2 * kLanes] = {};
-    for (size_t row = 0; row < kBlock; ++row)
-        for (size_t column = 0; column < kBlock; column += 2 * kLanes)
-            for (size_t lane = 0; lane < 2 * kLanes; ++lane) {
-                const uint16_t bits = weights[row * stride + column + lane] & 0x7FFF;
-                lanes[lane] = bits > lanes[lane] ? bits : lanes[lane];
-            }
-    uint16_t largest = 0;
-    for (const uint16_t bits : lanes) largest = bits > largest ? bits : largest;
-    return static_cast<int32_t>(largest) << 16;
-}
-
-// One block with the given scale (bfloat16, as bits).
-template <typename T>
-BlockSums quantize_block(const T* weights, uint8_t* codes, size_t stride, uint16_t scale_bits) {
-    const float full_scale = weight_at(&scale_bits, 0);
-    const float scale = float_of((scale_bits << 16 & 0x7FFFFF) | 127 << 23), reciprocal = 1.0f / scale;
-    const float unit = scale / full_scale;  // 2^-exponent, exactly
-    Doubles signal[kParts] = {}, noise[kParts] = {};
-    Ints largest[kParts] = {}, zeroed[kParts] = {}, seen[kParts] = {};
-    for (size_t row = 0; row < kBlock; ++row, weights += stride, codes += stride) {
-        Floats row_signal[kParts] = {}, row_noise[kParts] = {};
-        int32_t encoded[kBlock];
-        for (size_t part = 0; part < kParts; ++part)
-            for (size_t column = part * kWidth; column < kBlock; column += kLanes) {
-                Ints bits;
-                load_bits(bits, weights + column);
-                const Ints magnitude = bits & 0x7FFFFFFF;
-                const Floats value = floats_of(magnitude) * unit;
-                Floats stored;
-                const Ints code = encode(divided(value, scale, reciprocal), stored);
-                const Floats error = stored * scale - value;
-                const Ints error_bits = bits_of(error) & 0x7FFFFFFF;
-                const Ints signed_code = code | (bits >> 24 & 0x80);
-                __builtin_memcpy(encoded + column, &signed_code, sizeof signed_code);
-                row_signal[part] += value * value;
-                row_noise[part] += error * error;
-                largest[part] = error_bits > largest[part] ? error_bits : largest[part];
-                zeroed[part] -= (magnitude != 0) & (code == 0);  // true is -1
-                seen[part] |= code;
-            }
-        for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(encoded[i]);
-        for (size_t part = 0; part < kParts; ++part) {
-            signal[part] += __builtin_convertvector(row_signal[part], Doubles);
-            noise[part] += __builtin_convertvector(row_noise[part], Doubles);
-        }
-    }
+inline BlockSums sums_of(const Block& block) {
     BlockSums sums = {};
     int32_t most = 0;
     for (size_t lane = 0; lane < kLanes; ++lane) {
-        const int32_t error = largest[lane / kWidth][lane % kWidth];
-        sums.signal += signal[lane / kWidth][lane % kWidth];
-        sums.noise += noise[lane / kWidth][lane % kWidth];
+        const int32_t error = block.largest[lane / kWidth][lane % kWidth];
+        sums.signal += block.signal[lane / kWidth][lane % kWidth];
+        sums.noise += block.noise[lane / kWidth][lane % kWidth];
         most = error > most ? error : most;
-        sums.zeroed += zeroed[lane / kWidth][lane % kWidth];
-        sums.codes |= seen[lane / kWidth][lane % kWidth];
+        sums.zeroed += block.zeroed[lane / kWidth][lane % kWidth];
+        sums.codes |= block.seen[lane / kWidth][lane % kWidth];
     }
-    const double size = 1.0 / unit;
+    const double size = 1.0 / block.unit;
     sums.signal *= size * size;
     sums.noise *= size * size;
     sums.max_abs_error = float_of(most) * size;
     return sums;
 }
 
-// Weights [rows, columns], both multiples of the block, into codes and bfloat16 scales (as bits). Per block the first of
-// `candidates` scales is that of rule amax, the others lie above it in steps of `step` bfloat16 values; the one with the
-// smallest noise wins, the first of equals. Stops and returns false at the first block with a magnitude above `limit`;
-// what was written by then means nothing.
+template <typename T> BlockSums quantize_block(const T* weights, size_t stride, uint8_t* codes, uint16_t scale_bits) {
+    Block block;
+    begin(block, scale_bits);
+    for (size_t row = 0; row < kBlock; ++row) quantize_row(weights + row * stride, codes + row * stride, block);
+    return sums_of(block);
+}
+
+// Rule mse for one block whose scale by rule amax is `best`, and has made `sums`: the scale with the smallest noise, the
+// first of equals, among `candidates`, `step` bfloat16 values apart, from there upwards.
+template <typename T>
+void search(const T* weights, size_t stride, float limit, unsigned candidates, unsigned step, uint8_t* codes,
+            uint16_t& best, BlockSums& sums) {
+    const uint16_t smallest = best;
+    uint16_t bits = best;
+    for (unsigned candidate = 1; candidate < candidates; ++candidate) {
+        const uint16_t next = static_cast<uint16_t>(smallest + candidate * step);
+        if (weight_at(&next, 0) * kMaxValue > limit) break;
+        bits = next;
+        const BlockSums other = quantize_block(weights, stride, codes, bits);
+        if (other.noise < sums.noise) {
+            sums = other;
+            best = bits;
+        }
+    }
+    if (bits != best) quantize_block(weights, stride, codes, best);
+}
+
+// Weights [rows, columns], both multiples of the block, into codes and bfloat16 scales (as bits): by rule amax, or with
+// more than one candidate by rule mse. Blocks that lie side by side are worked on together, row by row, since that is
+// the order of the memory. Stops and returns false at a magnitude above `limit`; what was written then means nothing.
 template <typename T>
 bool quantize(const T* weights, size_t rows, size_t columns, float limit, unsigned candidates, unsigned step,
               uint8_t* codes, uint16_t* scales, QuantizeSums* sums) {
     for (size_t row = 0; row < rows; row += kBlock)
-        for (size_t column = 0; column < columns; column += kBlock) {
-            const size_t first = row * columns + column;
-            const int32_t largest = largest_magnitude(weights + first, columns);
-            if (largest > bits_of(limit)) return false;
-            const float quotient = float_of(largest) / kMaxValue;
-            const uint16_t smallest = bf16_rounded_up(quotient > kSmallestScale ? quotient : kSmallestScale);
-            const auto with = [&](uint16_t bits) { return quantize_block(weights + first, codes + first, columns, bits); };
-            uint16_t best = smallest, bits = smallest;
-            BlockSums block = with(smallest);
-            const double amax_noise = block.noise;
-            for (unsigned candidate = 1; candidate < candidates; ++candidate) {
-                const uint16_t next = static_cast<uint16_t>(smallest + candidate * step);
-                if (weight_at(&next, 0) * kMaxValue > limit) break;
-                bits = next;
-                const BlockSums other = with(bits);
-                if (other.noise < block.noise) {
-                    block = other;
-                    best = bits;
-                }
+        for (size_t column = 0; column < columns; column += kAbreast * kBlock) {
+            const size_t first = row * columns + column, left = (columns - column) / kBlock;
+            const size_t count = left < kAbreast ? left : kAbreast;
+            int32_t largest[kAbreast];
+            uint16_t best[kAbreast];
+            Block blocks[kAbreast];
+            largest_magnitudes(weights + first, columns, count, largest);
+            for (size_t i = 0; i < count; ++i) {
+                if (largest[i] > bits_of(limit)) return false;
+                const float quotient = float_of(largest[i]) / kMaxValue;
+                best[i] = bf16_rounded_up(quotient > kSmallestScale ? quotient : kSmallestScale);
+                begin(blocks[i], best[i]);
             }
-            if (bits != best) with(best);
-            *scales++ = block.codes == 0 ? 0x3F80 : best;  // nothing but zeros: scale 1
-            sums->signal += block.signal;
-            sums->noise += block.noise;
-            sums->amax_noise += amax_noise;
-            sums->zeroed += block.zeroed;
-            sums->max_abs_error = block.max_abs_error > sums->max_abs_error ? block.max_abs_error : sums->max_abs_error;
+            for (size_t inner = 0; inner < kBlock; ++inner)
+                for (size_t i = 0; i < count; ++i) {
+                    const size_t place = first + inner * columns + i * kBlock;
+                    quantize_row(weights + place, codes + place, blocks[i]);
+                }
+            for (size_t i = 0; i < count; ++i) {
+                const size_t place = first + i * kBlock;
+                BlockSums block = sums_of(blocks[i]);
+                sums->amax_noise += block.noise;
+                search(weights + place, columns, limit, candidates, step, codes + place, best[i], block);
+                *scales++ = block.codes == 0 ? 0x3F80 : best[i];  // nothing but zeros: scale 1
+                sums->signal += block.signal;
+                sums->noise += block.noise;
+                sums->zeroed += block.zeroed;
+                if (block.max_abs_error > sums->max_abs_error) sums->max_abs_error = block.max_abs_error;
+            }
         }
     return true;
 }
