@@ -64,7 +64,7 @@ class TensorConversion:
             codes = sound_codes(codes, self._policy, self.sums, where)
             counts = count_codes(codes)
         if self.planned.passes_through:
-            self._store(scales, counts)
+            self._store(scales.copy(), counts)  # what was read lies in memory that is used again
             return codes
         return self._narrow(e4m3.dequantize(codes, scales), where)
 

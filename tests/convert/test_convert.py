@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mosaic.convert import report
+from mosaic.convert import reader, report, shard
 from mosaic.convert.plan import make_plan
 from mosaic.convert.recipe import load_recipe
 from mosaic.convert.shard import ShardConversion
@@ -100,6 +100,21 @@ def test_fp8_passes_through(source, tmp_path, name, scale_dtype):
     old, new = (set(json.loads((f / "config.json").read_text())["quantization_config"]["modules_to_not_convert"])
                 for f in (official, out))  # fmt: skip
     assert {entry for entry in old ^ new if ".norm" not in entry} == set()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "f32-scales"])
+def test_tensors_of_many_slices(source, tmp_path, monkeypatch, kind):
+    """Slices are read in batches into memory that is used again: nothing may be kept in it."""
+    folder = source("3.6")
+    if kind != "bf16":
+        folder = tmp_path / "official"
+        write_official_fp8(source("3.6"), folder, scale_dtype=torch.float32 if kind == "f32-scales" else torch.bfloat16)
+    whole = tree(convert_folder(folder, tmp_path / "whole"))
+    monkeypatch.setattr(reader, "SLICE_WEIGHTS", 1)
+    monkeypatch.setattr(shard, "BATCH", 3)
+    monkeypatch.setattr(shard, "READ_AHEAD", 1)
+    sliced = tree(convert_folder(folder, tmp_path / "sliced"))
+    assert {name for name in whole if whole[name] != sliced[name]} <= {"report.json", "mosaic.json"}  # order of sums
 
 
 def test_converting_the_output_again_changes_nothing(source, tmp_path):
