@@ -51,6 +51,9 @@ class ShardConversion:
     def run(self, readers: Executor, stop: threading.Event) -> None:
         """Convert, unless `stop` is set meanwhile."""
         file = self._shard.layout.file
+        # An earlier conversion that was half removed may have left a shard of this name. With the record, which comes
+        # first, it would pass for this one.
+        (self._out / file).unlink(missing_ok=True)
         with ShardWriter(self._shard.layout, partial_file(self._out, file)) as writer:
             self._write(writer, readers, stop)
             record = self._record(writer.finish())

@@ -10,11 +10,15 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from mosaic.convert.plan import ConversionPlan, ShardPlan
-from mosaic.format import layout
+from mosaic.convert.plan import COMPANIONS, ConversionPlan, ShardPlan
+from mosaic.convert.report import REPORT_FILE
+from mosaic.format import index, layout
 from mosaic.format.catalog import CATALOG_FILE, Catalog, read_catalog
 from mosaic.format.errors import InputError
-from mosaic.format.jsonfile import read_json
+from mosaic.format.jsonfile import read_json, temporary_of
+
+#: What a conversion writes beside shards and companions.
+WRITTEN = (layout.CONFIG_FILE, layout.INDEX_FILE, index.EXPERTS_FILE, REPORT_FILE, CATALOG_FILE)
 
 
 class Standing(Enum):
@@ -107,7 +111,8 @@ def _earlier(out: Path) -> list[Path]:
     catalog = _catalog(out)
     shards = [out / record.name.removesuffix(".json") for record in _records(out)]
     written = [out / name for name in catalog.files] if catalog else [*out.glob(f"*{layout.SHARD_SUFFIX}")]
-    return [out / CATALOG_FILE, *written, *shards, *_records(out), *_partials(out)]
+    begun = [temporary_of(out / name) for name in (*COMPANIONS, *WRITTEN)]
+    return [out / CATALOG_FILE, *written, *shards, *_records(out), *_partials(out), *begun]
 
 
 def _records(out: Path) -> list[Path]:

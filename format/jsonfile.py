@@ -43,9 +43,14 @@ def to_bytes(value: dict[str, Any], indent: int) -> bytes:
     return (json.dumps(value, indent=indent) + "\n").encode("ascii")
 
 
+def temporary_of(file: Path) -> Path:
+    """Where a file is while it is written."""
+    return file.with_name(f".{file.name}.tmp")
+
+
 def write_durably(file: Path, data: bytes) -> None:
     """Write a file by way of a temporary one beside it: fsync, then rename."""
-    temporary = file.with_name(f".{file.name}.tmp")
+    temporary = temporary_of(file)
     with temporary.open("wb") as stream:
         stream.write(data)
         stream.flush()

@@ -129,7 +129,7 @@ class Checkpoint:
         values: list[NDArray[Any]] = [_NOTHING] * len(places)
         for run in runs:
             size = direct.spanned(run.first, run.end)
-            data = direct.read(self._descriptor(run.file), run.first, run.end - run.first, spare[:size])
+            data = self._read(run.file, run.first, run.end - run.first, spare[:size])
             spare = spare[size:]
             for number in run.members:
                 _, first, end, name, dtype, shape = places[number]
@@ -158,7 +158,7 @@ class Checkpoint:
         info = self.tensors[name]
         size = min(SAMPLE, info.nbytes)
         first = info.offset + (info.nbytes - size) // 2
-        data = direct.read(self._descriptor(info.file), first, size)
+        data = self._read(info.file, first, size)
         if len(data) < size:
             raise self._cut_short(name, first + len(data))
         return data.tobytes()
@@ -173,6 +173,13 @@ class Checkpoint:
             expected=f"{info.nbytes} bytes from byte {info.offset}",
             remedy="let nothing else write to the checkpoint, then run again",
         )
+
+    def _read(self, file: Path, first: int, nbytes: int, memory: direct.Bytes | None = None) -> direct.Bytes:
+        """Bytes of a file; what goes wrong names it."""
+        try:
+            return direct.read(self._descriptor(file), first, nbytes, memory)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(file)) from error
 
     def _descriptor(self, file: Path) -> int:
         with self._opening:
