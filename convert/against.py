@@ -10,6 +10,8 @@ from typing import Any
 from mosaic.convert import report
 from mosaic.convert.compare import Model, Pair, pairs
 from mosaic.convert.recipe import Treatment
+from mosaic.format.errors import InputError
+from mosaic.format.tensors import TensorSpec
 
 #: Relative. The quantiser squares and adds 8 squares in float32: 11 roundings of 2^-24 at most, and dB follow.
 TOLERANCE = 1e-6
@@ -18,16 +20,38 @@ ROUNDED = ("relative_l2", "sqnr_db", "signal", "noise")
 
 
 def measure(source: Model, stored: Model, workers: int, progress: Callable[[int], object]) -> dict[str, Any]:
-    """The report of `stored` against `source`: recipe `measured`."""
+    """The report of `stored` against `source`: recipe `measured`; `unmeasured` is what `source` lacks."""
+    shapes = [spec.name for key, spec in stored.contract.items() if _other_shape(source, key, spec)]
+    if shapes:
+        raise InputError(
+            "the two are not the same model",
+            file=stored.checkpoint.folder,
+            tensor=shapes[0],
+            found=f"{len(shapes)} tensors of other shapes than in {source.checkpoint.folder}",
+            expected="the checkpoint that it was made from",
+            remedy="give the right checkpoint; mosaic-report OUT OTHER compares any two",
+        )
     found = list(pairs(source, stored, workers, progress))
     entries = [_entry(pair) for pair in found]
     dropped = [spec.name for key, spec in source.contract.items() if key not in stored.contract]
-    head = {"recipe": "measured", "dropped": dropped, "unlisted_in_source": source.checkpoint.unlisted}
+    unmeasured = [spec.name for key, spec in stored.contract.items() if key not in source.contract]
+    head = {
+        "recipe": "measured",
+        "unmeasured": unmeasured,
+        "dropped": dropped,
+        "unlisted_in_source": source.checkpoint.unlisted,
+    }
     return report.value(head, entries, report.histograms((pair.second, pair.use) for pair in found))
+
+
+def _other_shape(source: Model, key: str, spec: TensorSpec) -> bool:
+    return key in source.contract and source.contract[key].shape != spec.shape
 
 
 def _entry(pair: Pair) -> dict[str, Any]:
     entry = report.contract_entry(pair.second) | {"treatment": _treatment(pair)}
+    if pair.sums.nonfinite and not pair.sums.noise:  # nothing changed but what was no number: as the converter tells it
+        pair.sums.count = 0
     if pair.incomparable:
         entry["note"] = f"{pair.incomparable} stored weights are not numbers and were left out"
     return entry | report.measures(pair.sums, pair.use)
@@ -58,10 +82,11 @@ def disagreements(recorded: dict[str, Any], measured: dict[str, Any]) -> Iterato
 
 
 def _differing(entry: dict[str, Any], other: dict[str, Any]) -> Iterable[str]:
+    exact = not entry.get("noise") and not other.get("noise")  # no error in either, however that is told
     for key in EXACT:
-        if entry.get(key) != other.get(key):
+        if entry.get(key) != other.get(key) and not (exact and key in report.MEASURES):
             yield key
-    for key in ROUNDED:
+    for key in () if exact else ROUNDED:
         one, two = entry.get(key), other.get(key)
         if (one is None) != (two is None) or (one and abs(one - two) > TOLERANCE * abs(one)):
             yield key

@@ -16,10 +16,9 @@ from mosaic.convert.pipeline import convert, missing_layers, spans
 from mosaic.convert.plan import ConversionPlan, make_plan
 from mosaic.convert.quantize import NonFinite
 from mosaic.convert.recipe import ScaleRule, load_recipe
-from mosaic.convert.target import check_place, free_space
+from mosaic.convert.target import check_place, free_space, needed_space
 from mosaic.convert.verify import verify_showing_progress
 from mosaic.format.errors import EXIT_CHECK_FAILED, InputError, run_program
-from mosaic.format.jsonfile import read_json
 from mosaic.format.source import Checkpoint
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -62,10 +61,11 @@ def command(
     with Checkpoint(checkpoint) as source:
         planned = make_plan(source, load_recipe(recipe, scale), nonfinite)
         share = None if layers is None else layer_range(layers, len(planned.spec.layers))
-        if share and (overwrite or finish):
+        given = [name for name, on in (("--layers", share), ("--finish", finish), ("--overwrite", overwrite)) if on]
+        if len(given) > 1:
             raise InputError(
                 "these options do not go together",
-                found=f"--layers with {'--overwrite' if overwrite else '--finish'}",
+                found=" with ".join(given),
                 expected="shares with --layers alone, then --finish alone",
                 remedy="to replace an earlier conversion, remove OUT before the first share",
             )
@@ -75,7 +75,8 @@ def command(
             print("note: the checkpoint has no tokenizer.json; mosaic-run will need one in OUT", file=sys.stderr)
         if plan:
             check_place(planned, out)
-            print(f"note: {free_space(out):,} bytes are free on the disk of OUT", file=sys.stderr)
+            needed, free = needed_space(planned, list(planned.shards)), free_space(out)
+            print(f"note: {needed:,} bytes are needed in all, {free:,} are free on the disk of OUT", file=sys.stderr)
             shown = replace(
                 planned, shards=tuple(shard for shard in planned.shards if share is None or shard.layer in share)
             )
@@ -98,24 +99,26 @@ def command(
         rest = f"missing: layers {spans(missing)}" if missing else "all layers are there; now run it with --finish"
         print(json.dumps(result | {"missing_layers": missing}) if as_json else f"{out}: layers {layers} {done}\n{rest}")
         return
-    summary = read_json(out / report.REPORT_FILE)["summary"]
+    summary = report.read(out / report.REPORT_FILE)["summary"]
     if as_json:
         result["summary"] = summary
     else:
         print(report_tables.by_class(summary))
-        print(f"\n{out}: {len(planned.shards)} shards, {size:,} bytes, {done}")
+        shards = len([shard for shard in planned.shards if share is None or shard.layer in share])
+        print(f"\n{out}: {shards} shards, {size:,} bytes, {done}")
     broken = [check for check in verify_showing_progress(out) if not check.holds] if finish else []
     if as_json:
         print(json.dumps(result | ({"verified": not broken} if finish else {})))
     elif finish:
         print("\n".join(check.text() for check in broken) or "every invariant of the format holds")
     if broken:
+        print(f"{out} is damaged: convert again with --overwrite", file=sys.stderr)
         sys.exit(EXIT_CHECK_FAILED)
 
 
 def layer_range(text: str, count: int) -> range:
     """The layers that FIRST:END means, both optional, of `count`."""
-    match = re.fullmatch(r"(\d*):(\d*)", text, re.ASCII)
+    match = re.fullmatch(r"(\d{0,9}):(\d{0,9})", text, re.ASCII)
     first, end = (int(match[1] or 0), int(match[2] or count)) if match else (0, 0)
     if not 0 <= first < end <= count:
         raise InputError(

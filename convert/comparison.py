@@ -5,7 +5,7 @@ from typing import Any
 
 from mosaic.convert import report_tables
 from mosaic.convert.compare import Model, Pair, pairs, shared
-from mosaic.convert.sums import decibels
+from mosaic.convert.sums import decibels, relative
 
 COMPARISON_VERSION = 1
 SHOWN = 5  # names of a list
@@ -69,7 +69,7 @@ def _summary(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
             signal, noise = (sum(member[key] for member in different) for key in ("signal", "noise"))
             row |= {
                 "same_values": sum(member["noise"] == 0 for member in different),
-                "relative_l2": (noise / signal) ** 0.5 if signal else None,
+                "relative_l2": relative(signal, noise),
                 "sqnr_db": decibels(signal, noise),
                 "max_abs_error": max(member["max_abs_error"] for member in different),
                 "not_numbers": sum(member["not_numbers"] for member in different),
@@ -114,10 +114,10 @@ def text(result: dict[str, Any], count: int) -> str:
 
 
 def _errors(row: dict[str, Any]) -> list[str]:
-    decibel, relative = row["sqnr_db"], row["relative_l2"]
+    decibel = row["sqnr_db"]
     exact = "" if row["noise" if "noise" in row else "max_abs_error"] else "exact"
     return [
         f"{decibel:.2f}" if decibel is not None else exact,
-        report_tables.relative(relative) if relative is not None else "",
+        report_tables.relative(row["relative_l2"]),
         report_tables.number(row["max_abs_error"]),
     ]

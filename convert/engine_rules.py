@@ -243,7 +243,7 @@ def companions(model: EngineFiles, engine: Engine) -> Findings:
     def has(*names: str) -> bool:
         return all((model.folder / name).is_file() for name in names)
 
-    copy = "copy the file from the original checkpoint; mosaic-convert does if it is there"
+    copy = "add the file to the checkpoint and convert again; to what is not of mosaic-convert, copy it"
     if not has("tokenizer.json") and not has("vocab.json", "merges.txt"):
         yield Flaw("tokenizer.json: absent", copy)
     if not has("tokenizer_config.json"):

@@ -27,6 +27,7 @@ from mosaic.format.spec import ModelSpec
 from mosaic.format.tensors import Role, TensorSpec
 
 CHUNK = 4 << 20
+MOST_THREADS = 8
 READ_AHEAD = 3  # chunks of a shard that are being read, wait, or are looked at
 
 ExpertKey = tuple[int, int]  # layer, expert
@@ -49,6 +50,7 @@ class ModelFiles:
         self.folder = folder
         self._progress = progress
         self._counting = threading.Lock()
+        self._stopping = threading.Event()
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -125,8 +127,13 @@ class ModelFiles:
             if spec.layer is not None and spec.expert is not None
             for name in (spec.name, spec.scale_name)
         }
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return dict(zip(self.headers, pool.map(lambda file: self._scan(file, owners), self.headers), strict=True))
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
+            try:
+                found = pool.map(lambda file: self._scan(file, owners), self.headers)
+                return dict(zip(self.headers, found, strict=True))
+            except BaseException:  # Ctrl-C too: the others stop at their next chunk
+                self._stopping.set()
+                raise
 
     @cached_property
     def use(self) -> list[tuple[Stored, CodeUse]]:
@@ -188,6 +195,8 @@ class ModelFiles:
                     for number, position in enumerate(positions)
                 )
                 for position, data in zip(positions, ahead(jobs, reader, READ_AHEAD), strict=True):
+                    if self._stopping.is_set():
+                        return
                     yield position, data
                     with self._counting:
                         self._progress(len(data))

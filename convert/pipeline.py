@@ -46,12 +46,16 @@ def convert(
     `finish`, all layers must be there; what is left is written.
     """
     check_kernels()
+    assert not (overwrite and (layers or finish)), "shares and --finish replace nothing"
     shards = [shard for shard in plan.shards if layers is None or shard.layer in layers]
     standing = may_write(plan, out, overwrite)
     if standing is Standing.COMPLETE and not (out / layout.WORK_FOLDER).exists():
         return False
     try:
-        check_space(plan, out, standing, _left(plan, shards, out))
+        if standing is not Standing.COMPLETE:
+            if finish:
+                _check_layers(plan, out)
+            check_space(plan, out, standing, _left(plan, shards, out))
         with locked(out, layers):
             standing = may_write(plan, out, overwrite)  # again: another process may have been at work until now
             if finish and standing is not Standing.COMPLETE:
@@ -62,7 +66,7 @@ def convert(
                 _write(plan, _left(plan, shards, out), out, workers, quiet)
                 if layers is None:
                     _complete(plan, out)
-            if layers is None:
+            if layers is None or standing is Standing.COMPLETE:
                 shutil.rmtree(out / layout.WORK_FOLDER, ignore_errors=True)
     except OSError as error:
         raise InputError(
@@ -117,12 +121,12 @@ def _write(plan: ConversionPlan, left: list[ShardPlan], out: Path, workers: int,
             with counting:
                 bar.update(nbytes)
 
-        largest_first = sorted(left, key=lambda shard: -shard.layout.nbytes)
-        futures = [
-            pool.submit(ShardConversion(plan, shard, out, workers, progress).run, readers, stop)
-            for shard in largest_first
-        ]
+        def write(shard: ShardPlan) -> None:
+            ShardConversion(plan, shard, out, workers, progress).run(readers, stop)
+
         try:
+            largest_first = sorted(left, key=lambda shard: -shard.layout.nbytes)
+            futures = [pool.submit(write, shard) for shard in largest_first]
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in finished:
                 future.result()

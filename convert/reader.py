@@ -39,7 +39,10 @@ def ahead(jobs: Iterable[Callable[[], T]], readers: Executor, depth: int) -> Ite
 
 
 class Slice(NamedTuple):
-    """Some rows of a tensor; `scales` only with E4M3 codes, those of their blocks."""
+    """Some rows of a tensor; `scales` only with E4M3 codes, those of their blocks.
+
+    Of slices that are read ahead, the arrays are good until the next slice is asked for: copy what is to stay.
+    """
 
     first: int
     values: NDArray[Any]

@@ -9,11 +9,12 @@ from typing import Any
 
 from mosaic.convert.plan import ConversionPlan, Planned
 from mosaic.convert.recipe import ScaleRule, Treatment
-from mosaic.convert.sums import CodeUse, ErrorSums, decibels
-from mosaic.format import e4m3
+from mosaic.convert.sums import CodeUse, ErrorSums, decibels, relative
+from mosaic.format import e4m3, index
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import Stored
+from mosaic.format.tensors import Part, Role
 
 REPORT_FILE = "report.json"
 HTML_FILE = "report.html"  # what mosaic-report makes of it; no part of the model directory
@@ -21,7 +22,9 @@ REPORT_VERSION = 2
 
 MEASURES = ("relative_l2", "sqnr_db", "max_abs_error", "zeroed_share", "signal", "noise")
 USE = ("scale_min", "scale_max", "subnormal_share")
+NULLABLE = ("relative_l2", "sqnr_db")  # where there is no signal, or no noise
 PASS_THROUGH = "pass-through"
+FLOAT32_RANGE = 150  # powers of two
 
 
 def contract_entry(stored: Stored) -> dict[str, Any]:
@@ -89,6 +92,10 @@ def entry_flaw(entry: dict[str, Any]) -> str | None:
     needed = (MEASURES if measured else ()) + (USE if quantized else ())
     if missing := [key for key in needed if not isinstance(entry.get(key, ""), float | int | None)]:
         return f"no usable {', '.join(missing)}"
+    if "signal" in entry and isinstance(entry["signal"], float | int) and isinstance(entry["noise"], float | int):
+        derived = (relative(entry["signal"], entry["noise"]), decibels(entry["signal"], entry["noise"]))
+        if (entry["relative_l2"], entry["sqnr_db"]) != derived:
+            return "relative_l2 and sqnr_db are not those of signal and noise"
     return None
 
 
@@ -107,7 +114,7 @@ def _row(key: tuple[str, ...], members: list[dict[str, Any]]) -> dict[str, Any]:
     measured = [(member, size) for member, size in zip(members, sizes, strict=True) if "signal" in member]
     if measured:
         signal, noise = (sum(member[name] for member, _ in measured) for name in ("signal", "noise"))
-        row["relative_l2"] = (noise / signal) ** 0.5 if signal else 0.0
+        row["relative_l2"] = relative(signal, noise)
         row["sqnr_db"] = decibels(signal, noise)
         row["max_abs_error"] = max(member["max_abs_error"] for member, _ in measured)
         zeroed = sum(member["zeroed_share"] * size for member, size in measured)
@@ -163,26 +170,61 @@ def read(file: Path) -> dict[str, Any]:
             remedy="measure it anew with --against CHECKPOINT, or convert again",
         )
     try:
-        flaws = (_flaw(entry) for entry in value["tensors"])
-        if flaw := next((flaw for flaw in flaws if flaw), None):
-            raise ValueError(flaw)
-        for row in value["histograms"]:
-            if len(row["codes"]) != e4m3.MAGNITUDES or not all(type(count) is int for count in row["codes"]):
-                raise ValueError(f"codes of histogram {row['role']}")
-            {int(exponent): int(count) for exponent, count in row["scales"].items()}
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        _check(value)
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise InputError(
             "not a sound report", file=file, found=error, remedy="check the directory with mosaic-verify"
         ) from error
     return value
 
 
-def _flaw(entry: dict[str, Any]) -> str | None:
-    sized = all(type(size) is int for size in entry["shape"]) and type(entry["nbytes"]) is int
-    named = all(isinstance(entry[key], str) for key in ("name", "role", "part", "treatment"))
-    if not sized or not named or not isinstance(entry["layer"], int | None):
-        return f"entry {entry['name']}"
-    return entry_flaw(entry)
+def _check(value: dict[str, Any]) -> None:
+    """ValueError, or what indexing raises, if a report is not what `value` makes of its entries."""
+    names = [value["recipe"], *value["dropped"], *value["unlisted_in_source"]]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("recipe, dropped or unlisted_in_source")
+    for entry in value["tensors"]:
+        if flaw := _shape_flaw(entry) or entry_flaw(entry):
+            raise ValueError(f"entry {entry['name']!r:.200}: {flaw}")
+    if value["summary"] != summary(value["tensors"]):
+        raise ValueError("a summary that is not that of its tensors")
+    for row in value["histograms"]:
+        counts = [*row["codes"], *row["scales"].values()]
+        sound = len(row["codes"]) == e4m3.MAGNITUDES and all(_whole(count) for count in counts)
+        exponents = all(-FLOAT32_RANGE < int(exponent) < FLOAT32_RANGE for exponent in row["scales"])
+        if not (_placed(row) and sound and exponents):
+            raise ValueError(f"histogram of {row['role']!r:.80}")
+
+
+def _shape_flaw(entry: dict[str, Any]) -> str | None:
+    """What of an entry no table or plot could show."""
+    if not isinstance(entry["name"], str) or not isinstance(entry["treatment"], str) or not _placed(entry):
+        return "name, treatment, role, part or layer"
+    if not all(_whole(size) for size in (*entry["shape"], entry["nbytes"], entry.get("nonfinite_zeroed", 0))):
+        return "shape, nbytes or nonfinite_zeroed"
+    if not isinstance(entry.get("note", ""), str):
+        return "note"
+    for key in (*MEASURES, *USE, "amax_noise"):
+        number = entry.get(key, 0)
+        if not (_finite(number) or (number is None and key in NULLABLE)):
+            return key
+    return None
+
+
+def _placed(row: dict[str, Any]) -> bool:
+    """Whether role, part and layer are such."""
+    layer = row["layer"]
+    return (
+        row["role"] in [*Role] and row["part"] in [*Part] and (layer is None or (_whole(layer) and layer <= index.MOST))
+    )
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _finite(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # type: ignore[arg-type]
 
 
 def plan_rows(plan: ConversionPlan) -> list[dict[str, Any]]:

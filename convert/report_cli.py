@@ -14,9 +14,11 @@ from mosaic.convert import report, report_tables
 from mosaic.convert.against import disagreements, measure
 from mosaic.convert.compare import Model, open_model
 from mosaic.convert.comparison import compare, text
+from mosaic.convert.quantize import check_kernels
 from mosaic.format.catalog import CATALOG_FILE, read_catalog
 from mosaic.format.errors import EXIT_CHECK_FAILED, InputError, run_program
 from mosaic.format.jsonfile import write_durably
+from mosaic.format.layout import CONFIG_FILE
 from mosaic.format.source import Checkpoint
 
 WORST = 10  # tensors shown
@@ -57,6 +59,14 @@ def command(
             expected="OUT OTHER, or OUT with options",
             remedy="see mosaic-report --help",
         )
+    if into and any((into / name).exists() for name in (CATALOG_FILE, CONFIG_FILE)):
+        raise InputError(
+            "FOLDER holds a model",
+            file=into,
+            expected="a folder for reports: the report.json of a model directory is part of it",
+            remedy="choose another folder, or leave --into out to write report.html into OUT",
+        )
+    check_kernels()
     if other:
         _compare(out, other, workers, as_json)
         return
@@ -69,11 +79,14 @@ def command(
     else:
         tables = [report_tables.by_class(value["summary"]), report_tables.by_layer(value)]
         print("\n\n".join([*tables, report_tables.worst(value, WORST)]))
-    _write(value, out, into)
+    if names := value.get("unmeasured"):
+        shown = ", ".join(report_tables.printable(name) for name in names[:3])
+        print(f"note: {len(names)} tensors are not in {against} and were not measured: {shown}", file=sys.stderr)
     if wrong:
         print(f"{out / report.REPORT_FILE} is not the report of these bytes:", file=sys.stderr)
         print("\n".join(wrong[:MOST] + [f"and {len(wrong) - MOST} more"] * (len(wrong) > MOST)), file=sys.stderr)
         sys.exit(EXIT_CHECK_FAILED)
+    _write(value, out, into)
     if recorded and against:
         print(f"measured anew: agrees with {out / report.REPORT_FILE}", file=sys.stderr)
 
@@ -104,11 +117,20 @@ def _write(value: dict[str, Any], out: Path, into: Path | None) -> None:
         return
     from mosaic.convert.report_html import render  # loads matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
-    if into:
-        write_durably(folder / report.REPORT_FILE, report.to_bytes(value))
     page = folder / report.HTML_FILE
-    write_durably(page, render(value, title=out.resolve().name).encode())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if into:
+            write_durably(folder / report.REPORT_FILE, report.to_bytes(value))
+        write_durably(page, render(value, title=out.resolve().name).encode())
+    except OSError as error:
+        raise InputError(
+            "cannot write the report",
+            file=page,
+            found=error.strerror or error,
+            expected="a folder that may be written to, with some room",
+            remedy="choose another one: --into FOLDER",
+        ) from error
     print(f"written: {page}", file=sys.stderr)
 
 

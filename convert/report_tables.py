@@ -88,9 +88,9 @@ def sqnr(error: ErrorSums | None) -> str:
     return "exact" if error.sqnr_db is None else f"{error.sqnr_db:.2f}"
 
 
-def relative(value: float) -> str:
-    """A relative error in percent."""
-    return f"{value:.2%}"
+def relative(value: float | None) -> str:
+    """A relative error in percent; empty if there is none."""
+    return "" if value is None else f"{value:.2%}"
 
 
 def share(value: float | None) -> str:

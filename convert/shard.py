@@ -24,7 +24,7 @@ from mosaic.format.source import Rows
 RECORD_VERSION = 2
 READ_AHEAD = 3  # batches of a shard: one is converted, two are read
 BATCH = 6  # slices, of a million weights each
-MOST_SLICES = 128  # in the batches of all shards together
+MOST_SLICES = 120  # in the batches of all shards together, as long as that is one slice for each batch
 
 
 class StoppedError(Exception):

@@ -38,19 +38,19 @@ class ErrorSums:
 
     def add_values(self, source: NDArray[np.float32], stored: NDArray[np.float32]) -> None:
         """Count one slice, both float32 of the same shape."""
-        difference = stored - source
+        difference = stored.astype(np.float64) - source
         self.add(
             source.size,
             float(np.square(source, dtype=np.float64).sum()),
-            float(np.square(difference, dtype=np.float64).sum()),
+            float(np.square(difference).sum()),
             float(np.abs(difference).max(initial=0.0)),
             int(np.count_nonzero((stored == 0) & (source != 0))),
         )
 
     @property
-    def relative_l2(self) -> float:
-        """|stored - source| / |source|, Euclidean."""
-        return float((self.noise / self.signal) ** 0.5) if self.signal else 0.0
+    def relative_l2(self) -> float | None:
+        """|stored - source| / |source|, Euclidean; None where something was made of nothing."""
+        return relative(self.signal, self.noise)
 
     @property
     def sqnr_db(self) -> float | None:
@@ -100,6 +100,11 @@ class CodeUse:
     def nan(self) -> int:
         """How many codes are NaN."""
         return int(self.codes[e4m3.NAN_CODE])
+
+
+def relative(signal: float, noise: float) -> float | None:
+    """Noise over signal as lengths; None if there is noise and no signal."""
+    return (noise / signal) ** 0.5 if signal else None if noise else 0.0
 
 
 def decibels(signal: float, noise: float) -> float | None:

@@ -31,6 +31,12 @@ class Standing(Enum):
 
 def check_place(plan: ConversionPlan, out: Path) -> None:
     """Refuse an OUT that cannot be a model directory, whatever it holds. Changes nothing."""
+    try:
+        out.resolve()
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            "OUT is a path that leads nowhere", file=out, found=error, remedy="choose another OUT"
+        ) from error
     source = plan.checkpoint.folder.resolve()
     if source == out.resolve() or source in out.resolve().parents:
         raise InputError(
@@ -58,6 +64,7 @@ def may_write(plan: ConversionPlan, out: Path, overwrite: bool) -> Standing:
     """What OUT is; refuses a directory that is not ours, or not to be replaced. Changes nothing."""
     check_place(plan, out)
     standing = _standing(plan, out)
+    _check_strangers(out)
     if standing is Standing.COMPLETE and overwrite:
         return Standing.OTHER
     if standing is Standing.OTHER and not overwrite:
@@ -66,7 +73,7 @@ def may_write(plan: ConversionPlan, out: Path, overwrite: bool) -> Standing:
             file=out,
             found="another source, recipe or option; or files that the catalog does not describe",
             expected="the same ones, whole, or an empty directory",
-            remedy="choose another OUT, or give --overwrite to write it anew",
+            remedy="choose another OUT, or give --overwrite to write it anew (before --layers: remove OUT)",
         )
     return standing
 
@@ -90,6 +97,21 @@ def _standing(plan: ConversionPlan, out: Path) -> Standing:
             remedy="choose another OUT",
         )
     return Standing.FREE
+
+
+def _check_strangers(out: Path) -> None:
+    """Refuse safetensors files of somebody else: they could not stay, since engines would load them."""
+    catalog = _catalog(out)
+    ours = set(catalog.files) if catalog else set()
+    names = sorted(file.name for file in out.glob(f"*{layout.SHARD_SUFFIX}") if file.name not in ours)
+    if strangers := [name for name in names if not layout.is_shard_name(name)]:
+        raise InputError(
+            "OUT holds safetensors files that Mosaic did not write",
+            file=out,
+            found=", ".join(strangers[:5]),
+            expected="none: engines load every such file",
+            remedy="move them elsewhere, or choose another OUT",
+        )
 
 
 def read_record(file: Path) -> dict[str, Any]:
@@ -147,6 +169,8 @@ def locked(out: Path, layers: range | None) -> Iterator[None]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = file.open("a")
+    except FileNotFoundError as error:  # removed by one who finished just now
+        raise _at_work(out, layers) from error
     except OSError as error:
         raise InputError(
             "cannot write to OUT", file=out, found=error.strerror, remedy="choose an OUT you may write to"
@@ -167,24 +191,26 @@ def locked(out: Path, layers: range | None) -> Iterator[None]:
                 remedy="mount it with locks (Lustre: option flock), or choose an OUT elsewhere",
             ) from error
         if not held:  # taken, or removed by the one who had it
-            raise InputError(
-                "another mosaic-convert is writing to OUT",
-                file=out,
-                found="it is at work on some of the same layers" if layers else "it is at work on some of the layers",
-                expected="nobody else",
-                remedy="wait for it, or stop it and run again",
-            )
+            raise _at_work(out, layers)
         yield
+
+
+def _at_work(out: Path, layers: range | None) -> InputError:
+    return InputError(
+        "another mosaic-convert is writing to OUT",
+        file=out,
+        found="it is at work on some of the same layers" if layers else "it is at work on some of the layers",
+        expected="nobody else",
+        remedy="wait for it, or stop it and run again",
+    )
 
 
 def check_space(plan: ConversionPlan, out: Path, standing: Standing, left: list[ShardPlan]) -> None:
     """Refuse if the disk of OUT has no room for the shards that are left to write. Changes nothing."""
-    companions = sum(file.stat().st_size for file in plan.companions)
     unfinished = [out / layout.WORK_FOLDER / f"{shard.layout.file}.partial" for shard in left]
     replaced = _earlier(out) if standing is Standing.OTHER else unfinished
     free = free_space(out) + sum(_size(file) or 0 for file in set(replaced))
-    # Of a tensor: about 1.3 kB in report, index and record.
-    needed = sum(shard.layout.nbytes for shard in left) + companions + sum(1300 for _ in plan.tensors)
+    needed = needed_space(plan, left)
     if needed > free:
         raise InputError(
             "not enough room on the disk",
@@ -193,6 +219,13 @@ def check_space(plan: ConversionPlan, out: Path, standing: Standing, left: list[
             expected=f"{needed:,} bytes",
             remedy="free some space, or choose an OUT on another disk",
         )
+
+
+def needed_space(plan: ConversionPlan, shards: list[ShardPlan]) -> int:
+    """Bytes that these shards take, and all that is written beside them."""
+    companions = sum(file.stat().st_size for file in plan.companions)
+    # Of a tensor: about 1.3 kB in report, index and record.
+    return sum(shard.layout.nbytes for shard in shards) + companions + sum(1300 for _ in plan.tensors)
 
 
 def free_space(out: Path) -> int:

@@ -75,10 +75,11 @@ class TensorConversion:
 
     def _from_floats(self, values: NDArray[Any], where: Location) -> NDArray[Any]:
         """Kept byte for byte, or converted to another float type."""
+        before = self.sums.nonfinite
         numbers = finite(values, self._policy, self.sums, where)
-        if self.planned.treatment is Treatment.KEEP and not self.sums.nonfinite:
-            return values
-        return self._narrow(numbers, where)
+        if self.planned.treatment is not Treatment.KEEP:
+            return self._narrow(numbers, where)
+        return values if self.sums.nonfinite == before else numbers.astype(values.dtype)
 
     def _narrow(self, numbers: NDArray[np.float32], where: Location) -> NDArray[Any]:
         """In the planned float type, the error counted."""

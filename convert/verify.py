@@ -11,6 +11,7 @@ from tqdm import tqdm
 from mosaic.convert import report
 from mosaic.convert.model_files import ModelFiles, Scan
 from mosaic.convert.plan import COMPANIONS
+from mosaic.convert.quantize import check_kernels
 from mosaic.convert.report import REPORT_FILE, REPORT_VERSION, contract_entry, entry_flaw
 from mosaic.convert.sums import ErrorSums
 from mosaic.format import architectures, e4m3, index, layout
@@ -48,6 +49,7 @@ def verify(folder: Path, progress: Callable[[int], object] = lambda _: None) -> 
 
     Invariants that cannot be judged because the files are damaged beyond reading are reported as not checked.
     """
+    check_kernels()
     if not (folder / "mosaic.json").is_file():
         read_catalog(folder)
     model = ModelFiles(folder, progress)
@@ -270,12 +272,18 @@ def _report_entries(model: ModelFiles) -> Iterator[str]:
     if names != [stored.weight.name for stored in model.stored]:
         yield f"{len(names)} entries; expected {len(model.stored)}, in contract order"
         return
+    sound = True
     for stored, entry in zip(model.stored, entries, strict=True):
         expected = contract_entry(stored)
         if wrong := {key: entry.get(key) for key in expected if entry.get(key) != expected[key]}:
             yield f"{stored.weight.name}: {wrong}; expected { ({key: expected[key] for key in wrong}) }"
         elif flaw := entry_flaw(entry):
             yield f"{stored.weight.name}: {flaw}"
+        else:
+            continue
+        sound = False
+    if sound and value.get("summary") != report.summary(entries):
+        yield "the summary is not that of the tensors"
 
 
 def _histograms(model: ModelFiles) -> Iterator[str]:

@@ -106,8 +106,9 @@ def _or_buffered(descriptor: int, call: Callable[[int, Any, int], int], data: An
     try:
         return call(descriptor, data, position)
     except OSError as error:
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+        if error.errno != errno.EINVAL:
             raise
+        # Another thread may have cleared the flag meanwhile; what is really invalid stays so.
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         return call(descriptor, data, position)

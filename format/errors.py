@@ -38,6 +38,9 @@ def run_program(program: Callable[[], object]) -> None:
 
     Ctrl-C (130) and a reader that went away (1) are typer's own.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - until the end of the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # whatever the locale, and whatever a hostile file holds

@@ -51,11 +51,15 @@ def temporary_of(file: Path) -> Path:
 def write_durably(file: Path, data: bytes) -> None:
     """Write a file by way of a temporary one beside it: fsync, then rename."""
     temporary = temporary_of(file)
-    with temporary.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    rename_durably(temporary, file)
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        rename_durably(temporary, file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def rename_durably(temporary: Path, final: Path) -> None:

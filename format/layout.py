@@ -6,6 +6,7 @@ that the data starts on a page; docs/FORMAT.md section 2 is normative.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -73,6 +74,11 @@ def file_of(spec: TensorSpec, num_layers: int) -> str:
 def layer_file(layer: int, num_layers: int) -> str:
     """Shard of a decoder layer: layers-00.safetensors and so on, in digits that sort."""
     return f"layers-{layer:0{max(2, len(str(num_layers - 1)))}d}.safetensors"
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a file of this name can only be a shard of ours."""
+    return name in (OUTSIDE_FILE, MTP_FILE) or bool(re.fullmatch(r"layers-\d{2,}\.safetensors", name))
 
 
 def shard_layout(file: str, tensors: Sequence[Stored]) -> ShardLayout:

@@ -1,6 +1,7 @@
 """mosaic-report: tables and page of what was recorded, numbers measured anew, and two directories compared."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from mosaic.convert import reader, report
 from mosaic.convert.pipeline import convert
 from mosaic.convert.plan import make_plan
 from mosaic.convert.quantize import NonFinite
 from mosaic.convert.recipe import ScaleRule, load_recipe
+from mosaic.format.errors import InputError
 from mosaic.format.source import Checkpoint
+from support.faults import set_element
 from support.fp8 import read_checkpoint, unfuse, write_official_fp8
 from support.models import convert_folder, dequantised, read_tensors
 from support.tiny import Tiny, write_checkpoint
@@ -100,6 +104,42 @@ class TestRecorded:
         assert "gain dB" in run(models / "mse", "--into", tmp_path).stdout
         assert "gain dB" not in run(models / "out", "--into", tmp_path).stdout
 
+    @pytest.mark.parametrize("folder", ["out", "mse", "bf16"])
+    def test_models_are_no_folders_for_reports(self, models, folder):
+        before = {file: file.read_bytes() for file in (models / folder).iterdir()}
+        assert "FOLDER holds a model" in run(models / "out", "--into", models / folder, code=2).stderr
+        assert {file: file.read_bytes() for file in (models / folder).iterdir()} == before
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda value: value.pop("summary"),
+            lambda value: value["summary"][0].update(sqnr_db=99.0),
+            lambda value: value["summary"].pop(),
+            lambda value: value["tensors"][0].update(relative_l2=0.001),
+            lambda value: value["tensors"][0].update(signal=None),
+            lambda value: value["tensors"][0].update(signal=float("inf")),
+            lambda value: value["tensors"][0].update(layer=True),
+            lambda value: value["tensors"][0].update(layer=10**400),
+            lambda value: value["tensors"][0].update(role=[]),
+            lambda value: value["tensors"][0].update(shape=[1.5]),
+            lambda value: value["tensors"][0].update(note=5),
+            lambda value: value["histograms"][0].pop("role"),
+            lambda value: value["histograms"][0].update(layer=float("inf")),
+            lambda value: value["histograms"][0]["scales"].update({"1": float("inf")}),
+            lambda value: value["histograms"][0]["scales"].update({"9" * 300: 1}),
+            lambda value: value["histograms"][0]["codes"].__setitem__(3, -1),
+            lambda value: value.update(dropped=[1]),
+            lambda value: value.update(recipe=None),
+        ],
+    )
+    def test_numbers_that_cannot_be(self, models, tmp_path, change):
+        value = json.loads((models / "out" / "report.json").read_text())
+        change(value)
+        (tmp_path / "report.json").write_text(json.dumps(value))
+        with pytest.raises(InputError, match="not a sound report"):
+            report.read(tmp_path / "report.json")
+
     @pytest.mark.parametrize(
         ("content", "shown"),
         [
@@ -141,6 +181,41 @@ class TestMeasuredAnew:
         out = convert_folder(source, tmp_path / "out", str(recipe))
         value = json.loads(run(out, "--against", source, "--json").stdout)
         assert {name.split(".")[0] for name in value["dropped"]} == {"mtp"}
+
+    @pytest.mark.parametrize("treatment", ["f32", "bf16"])
+    @pytest.mark.parametrize("kind", ["bf16", "fp8"])
+    def test_treatments_that_change_nothing(self, models, tmp_path, treatment, kind):
+        """The converter measured an error of 0; here the bytes are the same, so nothing was measured."""
+        recipe = tmp_path / "own.yaml"
+        recipe.write_text(f"rules: [{{treatment: {treatment}}}]")
+        out = convert_folder(models / kind, tmp_path / "out", str(recipe))
+        assert "agrees" in run(out, "--against", models / kind, "--into", tmp_path / "to").stderr
+
+    def test_a_kept_tensor_with_one_bad_weight(self, models, tmp_path, monkeypatch):
+        source = tmp_path / "source"
+        shutil.copytree(models / "bf16", source)
+        set_element(source, "lm_head.weight", (200, 3), float("nan"))
+        monkeypatch.setattr(reader, "SLICE_WEIGHTS", 1)  # not in its first slice
+        out = convert_folder(source, tmp_path / "out", nonfinite=NonFinite.ZERO)
+        assert "agrees" in run(out, "--against", source, "--into", tmp_path / "to").stderr
+
+    def test_fp8_codes_that_are_not_numbers(self, models, tmp_path):
+        source = tmp_path / "source"
+        shutil.copytree(models / "fp8", source)
+        set_element(source, QUERY, (3, 5), 0x7F)
+        out = convert_folder(source, tmp_path / "out", nonfinite=NonFinite.ZERO)
+        assert "agrees" in run(out, "--against", source, "--into", tmp_path / "to").stderr
+
+    def test_parts_that_the_checkpoint_lacks_are_named(self, models, tmp_path):
+        recipe = tmp_path / "text.yaml"
+        recipe.write_text("rules: [{part: mtp, treatment: drop}, {treatment: keep}]")
+        source = convert_folder(models / "bf16", tmp_path / "source", str(recipe))
+        done = run(models / "fp8", "--against", source)
+        assert "were not measured: mtp." in done.stderr
+
+    def test_another_shape_is_refused(self, models, tmp_path):
+        write_checkpoint(Tiny(**{**vars(TINY), "experts": 8}), tmp_path / "wide")
+        assert "not the same model" in run(models / "fp8", "--against", tmp_path / "wide", code=2).stderr
 
     def test_weights_that_are_not_numbers(self, tmp_path):
         source = tmp_path / "source"
@@ -189,7 +264,9 @@ class TestMeasuredAnew:
             if file.name != "report.json":
                 (out / file.name).symlink_to(file)
         value = json.loads((models / "out" / "report.json").read_text())
-        next(entry for entry in value["tensors"] if entry["name"] == QUERY)["noise"] *= 0.99999
+        entry = next(entry for entry in value["tensors"] if entry["name"] == QUERY)
+        entry |= {"noise": entry["noise"] * 0.5, "signal": entry["signal"] * 0.5}
+        value["summary"] = report.summary(value["tensors"])
         (out / "report.json").write_text(json.dumps(value))
         assert f"{QUERY}: noise" in run(out, "--against", models / "bf16", code=1).stderr
 

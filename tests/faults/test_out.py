@@ -261,6 +261,21 @@ class TestOut:
             self.refused(bf16, out, "another mosaic-convert", recipe="experts-only", overwrite=True)
             assert snapshot(out) == before
 
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_safetensors_of_somebody_else(self, bf16, overwrite):
+        """They are neither removed nor left where engines would load them."""
+        out = bf16.parent / "out"
+        run(bf16, out)
+        (out / "adapter_model.safetensors").write_bytes(b"precious")
+        before = snapshot(out)
+        self.refused(bf16, out, "adapter_model.safetensors", recipe="experts-only", overwrite=overwrite)
+        assert snapshot(out) == before
+
+    def test_a_link_to_itself(self, bf16):
+        out = bf16.parent / "loop"
+        out.symlink_to(out)
+        self.refused(bf16, out, "leads nowhere")
+
     def test_a_full_disk(self, bf16, monkeypatch):
         usage = shutil.disk_usage(bf16)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))

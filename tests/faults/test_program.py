@@ -2,13 +2,27 @@
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from mosaic.convert.verify import verify
-from support.faults import NORM, TEXT, convert_program, converts, edit, edit_config, file_of, same_shards, set_element
+from support.faults import (
+    NORM,
+    TEXT,
+    convert_program,
+    converts,
+    edit,
+    edit_config,
+    file_of,
+    run,
+    same_shards,
+    set_element,
+)
 from support.shards import INDEX, write_index
 
 
@@ -77,3 +91,29 @@ def test_the_index_writer_of_these_tests_is_sound(bf16, originals):
     write_index(bf16, json.loads((bf16 / INDEX).read_text())["weight_map"], 1.0)
     converts(bf16)
     same_shards(bf16.parent / "out", originals / "out")
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_streams_that_were_closed(bf16, tmp_path, closed):
+    """As by some daemons: no traceback, no exit code that means something else."""
+    out = tmp_path / "out"
+    programs = Path(sys.executable).parent
+    for command in (f"mosaic-convert {bf16} {out}", f"mosaic-verify {out}", f"mosaic-report {out} --against {bf16}"):
+        done = subprocess.run(
+            f"{programs}/{command} {closed}>&-", shell=True, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, (command, done)
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("program", ["mosaic-verify {out}", "mosaic-report {out} --against {bf16}"])
+def test_kernels_that_do_not_exist(bf16, tmp_path, program):
+    run(bf16, tmp_path / "out")
+    command = program.format(out=tmp_path / "out", bf16=bf16).split()
+    environment = os.environ | {"MOSAIC_ISA": "abacus"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name(command[0]), *command[1:]], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 2
+    assert "abacus" in done.stderr
+    assert "Traceback" not in done.stderr
