@@ -96,11 +96,6 @@ class CodeUse:
         total = int(self.codes.sum())
         return int(self.codes[1 : e4m3.SMALLEST_NORMAL_CODE].sum()) / total if total else 0.0
 
-    @property
-    def nan(self) -> int:
-        """How many codes are NaN."""
-        return int(self.codes[e4m3.NAN_CODE])
-
 
 def relative(signal: float, noise: float) -> float | None:
     """Noise over signal as lengths; None if there is noise and no signal."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from mosaic.convert.plan import COMPANIONS, ConversionPlan, ShardPlan
 from mosaic.convert.report import REPORT_FILE
+from mosaic.convert.shard import partial_file
 from mosaic.format import index, layout
 from mosaic.format.catalog import CATALOG_FILE, Catalog, read_catalog
 from mosaic.format.errors import InputError
@@ -207,7 +208,7 @@ def _at_work(out: Path, layers: range | None) -> InputError:
 
 def check_space(plan: ConversionPlan, out: Path, standing: Standing, left: list[ShardPlan]) -> None:
     """Refuse if the disk of OUT has no room for the shards that are left to write. Changes nothing."""
-    unfinished = [out / layout.WORK_FOLDER / f"{shard.layout.file}.partial" for shard in left]
+    unfinished = [partial_file(out, shard.layout.file) for shard in left]
     replaced = _earlier(out) if standing is Standing.OTHER else unfinished
     free = free_space(out) + sum(_size(file) or 0 for file in set(replaced))
     needed = needed_space(plan, left)
