@@ -33,7 +33,9 @@ def command(
     scale: Annotated[
         ScaleRule, typer.Option(help="Block scales: amax, or mse (searched for the least error, slow).")
     ] = ScaleRule.AMAX,
-    workers: Annotated[int, typer.Option(min=1, help="Shards converted at a time.")] = os.cpu_count() or 1,
+    workers: Annotated[int, typer.Option(min=1, help="Shards converted at a time, by two threads each.")] = (
+        max((os.cpu_count() or 1) // 2, 1)
+    ),
     layers: Annotated[
         str | None,
         typer.Option(metavar="FIRST:END", help="Convert only these layers (0:10 is 0 to 9): one share of several."),

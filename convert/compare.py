@@ -64,7 +64,7 @@ class Pair:
     def add_use(self, other: Slice) -> None:
         """Count codes and scales of one slice."""
         if other.scales is not None:
-            self.use.add_codes(count_codes(other.values))
+            self.use.codes += count_codes(other.values)
             self.use.add_scales(other.scales)
 
 

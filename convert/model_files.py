@@ -142,7 +142,7 @@ class ModelFiles:
         uses = [(stored, CodeUse()) for stored in self.stored if stored.weight.name in codes and stored.scale]
         for stored, use in uses:
             assert stored.scale
-            use.add_codes(codes[stored.weight.name])
+            use.codes += codes[stored.weight.name]
             scales = self.scales(stored.scale.name)
             if (sound := scales[np.nan_to_num(scales.astype(np.float32)) > 0]).size:
                 use.add_scales(sound)

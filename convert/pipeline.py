@@ -19,7 +19,7 @@ from tqdm import tqdm
 from mosaic.convert import report
 from mosaic.convert.plan import COMPANIONS, ConversionPlan, Planned, ShardPlan
 from mosaic.convert.quantize import check_kernels
-from mosaic.convert.shard import RECORD_VERSION, ShardConversion, record_file
+from mosaic.convert.shard import READERS, RECORD_VERSION, ShardConversion, record_file
 from mosaic.convert.target import Standing, check_space, clear, locked, may_write, read_record
 from mosaic.format import index, layout
 from mosaic.format.catalog import Catalog, FileRecord
@@ -113,7 +113,7 @@ def _write(plan: ConversionPlan, left: list[ShardPlan], out: Path, workers: int,
     total = sum(entry.nbytes for shard in left for entry in shard.layout.entries)
     with (
         tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, desc="convert") as bar,
-        ThreadPoolExecutor(2 * workers, "read") as readers,
+        ThreadPoolExecutor(READERS * workers, "read") as readers,
         ThreadPoolExecutor(workers, "convert") as pool,
     ):
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mosaic import _native
 from mosaic.convert.recipe import ScaleRule
-from mosaic.convert.sums import ErrorSums
+from mosaic.convert.sums import CodeUse, ErrorSums
 from mosaic.format import e4m3
 from mosaic.format.errors import InputError
 
@@ -36,25 +36,32 @@ def check_kernels() -> None:
         ) from error
 
 
-def quantize(values: NDArray[Any], rule: ScaleRule, sums: ErrorSums) -> tuple[e4m3.Codes, e4m3.Scales] | None:
-    """Codes and bfloat16 scales of float32 or bfloat16 values [rows, columns], both multiples of the block.
+def quantize(
+    values: NDArray[Any], rule: ScaleRule, codes: e4m3.Codes, sums: ErrorSums, use: CodeUse
+) -> e4m3.Scales | None:
+    """Puts the codes of float32 or bfloat16 values [rows, columns], both multiples of the block, into `codes`.
 
-    None if a value is not a number or larger than any scale allows: `finite` and `Location` say which.
+    The bfloat16 scales; None if a value is not a number or larger than any scale allows: `finite` and `Location` say
+    which, and `codes` means nothing.
     """
-    codes = np.empty(values.shape, np.uint8)
     scales = np.empty(e4m3.grid(values.shape), np.uint16)
     weights = values.view(np.uint16) if values.dtype == e4m3.BFLOAT16 else values
     candidates = e4m3.MSE_CANDIDATES if rule is ScaleRule.MSE else 1
-    errors = _native.e4m3_quantize(weights, codes, scales, e4m3.LARGEST_WEIGHT, candidates, e4m3.MSE_STEP)
-    if errors is None:
+    result = _native.e4m3_quantize(
+        weights, codes, scales, use.codes, use.exponents, e4m3.LARGEST_WEIGHT, candidates, e4m3.MSE_STEP
+    )
+    if result is None:
         return None
-    sums.add(values.size, *errors)
-    return codes, scales.view(e4m3.BFLOAT16)
+    signal, noise, max_abs_error, zeroed, amax_noise, least, largest = result
+    sums.add(values.size, signal, noise, max_abs_error, zeroed, amax_noise)
+    use.add_range(least, largest)
+    values_of_scales: e4m3.Scales = scales.view(e4m3.BFLOAT16)
+    return values_of_scales
 
 
 def count_codes(codes: e4m3.Codes | bytes) -> NDArray[np.uint64]:
-    """How often each of the 256 codes occurs."""
-    counts = np.zeros(256, np.uint64)
+    """How often each magnitude occurs among codes: their signs are off."""
+    counts = np.zeros(e4m3.MAGNITUDES, np.uint64)
     _native.e4m3_count(codes, counts)
     return counts
 

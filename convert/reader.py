@@ -4,7 +4,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -71,22 +71,15 @@ class TensorReader:
         for first in range(0, self._shape[0], step):
             yield first, min(first + step, self._shape[0])
 
-    def read(self, rows: Rows) -> Slice:
-        """Read one slice."""
-        return self.slice(rows, self._checkpoint.read_batch(self.requests(rows)))
-
-    def requests(self, rows: Rows) -> list[tuple[Piece, Rows | None]]:
-        """What to read for a slice."""
-        requests: list[tuple[Piece, Rows | None]] = [(self._piece, rows)]
-        if self._scale:
-            requests.append((self._scale, (rows[0] // e4m3.BLOCK, -(-rows[1] // e4m3.BLOCK))))
-        return requests
-
-    def slice(self, rows: Rows, values: Sequence[NDArray[Any]]) -> Slice:
-        """The slice, of what was read for it."""
-        if self._scale:
-            self._check_scales(self._scale, values[1], rows[0] // e4m3.BLOCK)
-        return Slice(rows[0], values[0], values[1] if self._scale else None)
+    def read(self, rows: Rows, memory: direct.Memory | None = None) -> Slice:
+        """Read one slice, in `memory` if it is given."""
+        values = self._checkpoint.read(self._piece, rows, memory)
+        if self._scale is None:
+            return Slice(rows[0], values, None)
+        blocks = rows[0] // e4m3.BLOCK, -(-rows[1] // e4m3.BLOCK)
+        scales = self._checkpoint.read(self._scale, blocks)
+        self._check_scales(self._scale, scales, blocks[0])
+        return Slice(rows[0], values, scales)
 
     def location(self, first: int) -> Location:
         """Where the slice that begins at row `first` stands."""
@@ -108,15 +101,3 @@ class TensorReader:
                 expected=f"scales above 0, up to {e4m3.LARGEST_SCALE:.3e}",
                 remedy="download the file again, or convert the BF16 checkpoint",
             )
-
-
-def read_slices(
-    checkpoint: Checkpoint, slices: Sequence[tuple[TensorReader, Rows]], memory: direct.Memory | None = None
-) -> list[Slice]:
-    """Several slices of several tensors at once."""
-    requests = [reader.requests(rows) for reader, rows in slices]
-    values = iter(checkpoint.read_batch([request for group in requests for request in group], memory))
-    return [
-        reader.slice(rows, [next(values) for _ in group])
-        for (reader, rows), group in zip(slices, requests, strict=True)
-    ]

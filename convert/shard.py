@@ -1,20 +1,21 @@
 """Converts one shard, front to back, into a temporary file and a record of it, then gives both their names.
 
-Slices are read ahead in batches while others are converted, and written behind by the ShardWriter's thread. Scales
-follow their weights in the file, so they wait in memory: 0.02 % of the codes.
+Slices are read ahead while others are converted into the buffers of the ShardWriter, whose threads hash and write them:
+together as much computing as two cores do. Scales follow their weights in the file, so they wait in memory: 0.02 % of
+the codes.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial
-from itertools import chain
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from mosaic.convert import report
 from mosaic.convert.plan import ConversionPlan, ShardPlan
-from mosaic.convert.reader import Slice, TensorReader, ahead, read_slices
+from mosaic.convert.reader import Slice, TensorReader, ahead
 from mosaic.convert.tensor import TensorConversion
 from mosaic.format import direct, index, layout
 from mosaic.format.jsonfile import to_bytes, write_durably
@@ -22,9 +23,9 @@ from mosaic.format.shard_writer import ShardWriter
 from mosaic.format.source import Rows
 
 RECORD_VERSION = 2
-READ_AHEAD = 3  # batches of a shard: one is converted, two are read
-BATCH = 6  # slices, of a million weights each
-MOST_SLICES = 120  # in the batches of all shards together, as long as that is one slice for each batch
+READERS = 2  # threads of a shard that read: a disk is to have its next request before it has answered the last
+READ_AHEAD = 6  # slices that are being read or wait; more memory than this leaves the CPU's cache
+MOST_SLICES = 84  # of all shards together, as long as that is READERS for each
 
 
 class StoppedError(Exception):
@@ -41,7 +42,7 @@ class ShardConversion:
         self._shard = shard
         self._out = out
         self._progress = progress
-        self._batch = max(min(BATCH, MOST_SLICES // workers // READ_AHEAD), 1)
+        self._ahead = max(min(READ_AHEAD, MOST_SLICES // workers), READERS)
         self._conversions = {
             planned.stored.spec.name: TensorConversion(plan.checkpoint, planned, plan.nonfinite)
             for planned in shard.tensors
@@ -63,40 +64,36 @@ class ShardConversion:
     def _write(self, writer: ShardWriter, readers: Executor, stop: threading.Event) -> None:
         entries = self._shard.layout.entries
         weights = [self._conversions[entry.name] for entry in entries if entry.name in self._conversions]
-        slices = [(tensor.reader, rows) for tensor in weights for rows in tensor.reader.slices()]
-        data = self._read(slices, readers)
-        scales: dict[str, tuple[TensorConversion, bytes]] = {}
+        data = self._read([(tensor.reader, rows) for tensor in weights for rows in tensor.reader.slices()], readers)
+        scales: dict[str, tuple[TensorConversion, direct.Bytes]] = {}
         for entry in entries:
             if entry.name in scales:
                 tensor, waiting = scales.pop(entry.name)
-                writer.write(entry.name, self._counted(iter([memoryview(waiting)]), tensor, stop))
+                room = writer.room(entry.nbytes)
+                room[:] = waiting
+                self._add(writer, entry.name, room, tensor, stop)
                 continue
             tensor = self._conversions[entry.name]
-            chunks = (tensor.convert(next(data)) for _ in tensor.reader.slices())
-            writer.write(entry.name, self._counted(chunks, tensor, stop))
+            for _ in tensor.reader.slices():
+                self._add(writer, entry.name, tensor.convert(next(data), writer.room), tensor, stop)
             if scale := tensor.planned.stored.scale:
                 scales[scale.name] = (tensor, tensor.scale_bytes())
 
-    def _read(self, slices: list[tuple[TensorReader, Rows]], readers: Executor) -> Iterator[Slice]:
-        """All slices in order, read in batches, the next batch while one is converted."""
-        memory = [direct.Memory() for _ in range(READ_AHEAD)]
-        batches = (
-            partial(read_slices, self._plan.checkpoint, slices[first : first + self._batch], memory[turn % READ_AHEAD])
-            for turn, first in enumerate(range(0, len(slices), self._batch))
-        )
-        return chain.from_iterable(ahead(batches, readers, READ_AHEAD))
+    def _add(
+        self, writer: ShardWriter, name: str, stored: direct.Bytes, tensor: TensorConversion, stop: threading.Event
+    ) -> None:
+        """Some bytes of a tensor are in their room."""
+        if stop.is_set():
+            raise StoppedError
+        writer.add(name, len(stored))
+        self._progress(len(stored))
+        if (expert := tensor.planned.stored.spec.expert) is not None:
+            self._crcs[expert] = index.crc32c(stored.data, self._crcs.get(expert, 0))
 
-    def _counted(
-        self, chunks: Iterator[memoryview], tensor: TensorConversion, stop: threading.Event
-    ) -> Iterator[memoryview]:
-        expert = tensor.planned.stored.spec.expert
-        for chunk in chunks:
-            if stop.is_set():
-                raise StoppedError
-            yield chunk
-            self._progress(chunk.nbytes)
-            if expert is not None:
-                self._crcs[expert] = index.crc32c(chunk, self._crcs.get(expert, 0))
+    def _read(self, slices: list[tuple[TensorReader, Rows]], readers: Executor) -> Iterator[Slice]:
+        """All slices in order, the next ones read while one is converted."""
+        memory = cycle(direct.Memory() for _ in range(self._ahead))
+        return ahead((partial(reader.read, rows, next(memory)) for reader, rows in slices), readers, self._ahead)
 
     def _record(self, sha256: str) -> dict[str, Any]:
         tensors = [self._conversions[planned.stored.spec.name] for planned in self._shard.tensors]

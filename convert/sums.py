@@ -63,27 +63,27 @@ class CodeUse:
     """How often each code magnitude and each power of two among the scales occurs; how far the scales reach."""
 
     codes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(e4m3.MAGNITUDES, np.uint64))
-    exponents: NDArray[np.int64] = field(default_factory=lambda: np.zeros(EXPONENTS, np.int64))  # of scales, biased
+    exponents: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(EXPONENTS, np.uint64))  # of scales, biased
     scale_min: float = inf
     scale_max: float = 0.0
-
-    def add_codes(self, counts: NDArray[np.uint64]) -> None:
-        """Add the counts of the 256 codes."""
-        self.codes += counts[: e4m3.MAGNITUDES] + counts[e4m3.MAGNITUDES :]
 
     def add_scales(self, scales: NDArray[Any]) -> None:
         """Count the scales of one slice: all above 0."""
         values = scales.astype(np.float32).reshape(-1)
-        self.scale_min = min(self.scale_min, float(values.min()))
-        self.scale_max = max(self.scale_max, float(values.max()))
-        self.exponents += np.bincount(values.view(np.int32) >> FLOAT32_MANTISSA, minlength=EXPONENTS)
+        self.add_range(float(values.min()), float(values.max()))
+        exponents = np.bincount(values.view(np.int32) >> FLOAT32_MANTISSA, minlength=EXPONENTS)
+        self.exponents += exponents.astype(np.uint64)
+
+    def add_range(self, least: float, largest: float) -> None:
+        """Scales are no smaller and no larger than these."""
+        self.scale_min = min(self.scale_min, least)
+        self.scale_max = max(self.scale_max, largest)
 
     def merge(self, other: "CodeUse") -> None:
         """Add what another one counted."""
         self.codes += other.codes
         self.exponents += other.exponents
-        self.scale_min = min(self.scale_min, other.scale_min)
-        self.scale_max = max(self.scale_max, other.scale_max)
+        self.add_range(other.scale_min, other.scale_max)
 
     @property
     def scales(self) -> dict[int, int]:

@@ -3,6 +3,7 @@
 Reading and converting are apart, so that other threads can read ahead.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from mosaic.convert.quantize import Location, NonFinite, count_codes, finite, qu
 from mosaic.convert.reader import Slice, TensorReader
 from mosaic.convert.recipe import Treatment
 from mosaic.convert.sums import CodeUse, ErrorSums
-from mosaic.format import e4m3
+from mosaic.format import direct, e4m3
 from mosaic.format.source import NUMPY, Checkpoint
 
 
@@ -28,50 +29,52 @@ class TensorConversion:
         self._policy = policy
         self._scales: list[NDArray[Any]] = []
 
-    def convert(self, data: Slice) -> memoryview:
-        """The stored bytes of the next slice."""
+    def convert(self, data: Slice, room: Callable[[int], direct.Bytes]) -> direct.Bytes:
+        """The stored bytes of the next slice, in `room` for them."""
         where = self.reader.location(data.first)
-        if data.scales is not None:
-            return _bytes(self._from_fp8(data.values, data.scales, where))
-        if self.planned.stored.scale:
-            return _bytes(self._quantize(data.values, where))
-        return _bytes(self._from_floats(data.values, where))
+        dtype = NUMPY[self.planned.stored.weight.dtype]
+        stored = room(data.values.size * dtype.itemsize)
+        if self.planned.stored.scale and data.scales is None:
+            self._quantize(data.values, stored.reshape(data.values.shape), where)
+            return stored
+        values = self._from_floats(data.values, where) if data.scales is None else self._from_fp8(data, where)
+        stored[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        return stored
 
-    def scale_bytes(self) -> bytes:
+    def scale_bytes(self) -> direct.Bytes:
         """The stored scales: [ceil(N/128), ceil(K/128)] in the planned dtype."""
         assert self.planned.stored.scale
-        return np.concatenate(self._scales).astype(NUMPY[self.planned.stored.scale.dtype]).tobytes()
+        scales = self._scales[0] if len(self._scales) == 1 else np.concatenate(self._scales)
+        dtype = NUMPY[self.planned.stored.scale.dtype]
+        return np.ascontiguousarray(scales.astype(dtype, copy=False)).reshape(-1).view(np.uint8)
 
-    def _quantize(self, values: NDArray[Any], where: Location) -> e4m3.Codes:
+    def _quantize(self, values: NDArray[Any], codes: e4m3.Codes, where: Location) -> None:
         """Codes of one slice. The kernel takes float32 and bfloat16 and stops at what it cannot take."""
         rule = self.planned.scale_rule
-        direct = values.dtype in (e4m3.BFLOAT16, np.float32)
-        result = quantize(values, rule, self.sums) if direct else None
-        if result is None:
+        suits = values.dtype in (e4m3.BFLOAT16, np.float32)
+        scales = quantize(values, rule, codes, self.sums, self.use) if suits else None
+        if scales is None:
             numbers = finite(values, self._policy, self.sums, where)
             if (large := np.abs(numbers) > e4m3.LARGEST_WEIGHT).any():
                 raise where.too_large(large, numbers, "E4M3")
-            result = quantize(numbers, rule, self.sums)
-            assert result is not None
-        codes, scales = result
-        self._store(scales, count_codes(codes))
-        return codes
+            scales = quantize(numbers, rule, codes, self.sums, self.use)
+            assert scales is not None
+        self._scales.append(scales)
 
-    def _from_fp8(self, codes: e4m3.Codes, scales: NDArray[Any], where: Location) -> NDArray[Any]:
+    def _from_fp8(self, data: Slice, where: Location) -> NDArray[Any]:
         """Codes as they are, or dequantised in float32 where they cannot stay."""
+        codes, scales = data.values, data.scales
+        assert scales is not None
         counts = count_codes(codes)
-        if any(counts[code] for code in e4m3.NAN_CODES):
+        if counts[e4m3.NAN_CODE]:
             codes = sound_codes(codes, self._policy, self.sums, where)
             counts = count_codes(codes)
-        if self.planned.passes_through:
-            self._store(scales.copy(), counts)  # what was read lies in memory that is used again
-            return codes
-        return self._narrow(e4m3.dequantize(codes, scales), where)
-
-    def _store(self, scales: NDArray[Any], counts: NDArray[np.uint64]) -> None:
+        if not self.planned.passes_through:
+            return self._narrow(e4m3.dequantize(codes, scales), where)
         self._scales.append(scales)
         self.use.add_scales(scales)
-        self.use.add_codes(counts)
+        self.use.codes += counts
+        return codes
 
     def _from_floats(self, values: NDArray[Any], where: Location) -> NDArray[Any]:
         """Kept byte for byte, or converted to another float type."""
@@ -91,7 +94,3 @@ class TensorConversion:
             raise where.too_large(~held, numbers, dtype)
         self.sums.add_values(numbers, back)
         return stored
-
-
-def _bytes(values: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

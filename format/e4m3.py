@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 BLOCK = 128
 E4M3_MAX = 448.0
 NAN_CODE = 0x7F  # with either sign
-NAN_CODES = (0x7F, 0xFF)
 MAGNITUDES = 128  # codes without their sign
 SMALLEST_NORMAL_CODE = 0x08  # below it, 0x01 to 0x07 are subnormal
 SMALLEST_NORMAL_BF16 = 2.0**-126

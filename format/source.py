@@ -7,13 +7,12 @@ SIGBUS. Several threads may read.
 
 import os
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,30 +38,6 @@ NUMPY: dict[str, np.dtype[Any]] = {
 
 
 Rows = tuple[int, int]
-
-
-class _Place(NamedTuple):
-    """Bytes `first` to `end` of a file, and the array they are."""
-
-    file: Path
-    first: int
-    end: int
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-
-@dataclass
-class _Run:
-    """Places that follow each other in a file."""
-
-    file: Path
-    first: int
-    end: int
-    members: list[int]
-
-
-_NOTHING = np.empty(0, np.uint8)
 
 
 class Checkpoint:
@@ -109,40 +84,11 @@ class Checkpoint:
         """Safetensors dtype of a piece."""
         return self.tensors[piece.name].dtype
 
-    def read(self, piece: Piece, rows: Rows | None = None) -> NDArray[Any]:
-        """The values of a piece, or of some of its rows; E4M3 as uint8 codes, bfloat16 through ml_dtypes."""
-        return self.read_batch([(piece, rows)])[0]
+    def read(self, piece: Piece, rows: Rows | None = None, memory: direct.Memory | None = None) -> NDArray[Any]:
+        """The values of a piece, or of some of its rows; E4M3 as uint8 codes, bfloat16 through ml_dtypes.
 
-    def read_batch(
-        self, requests: Sequence[tuple[Piece, Rows | None]], memory: direct.Memory | None = None
-    ) -> list[NDArray[Any]]:
-        """Several reads, in `memory` if one is given; what is adjacent in a file is one transfer."""
-        places = [self._place(piece, rows) for piece, rows in requests]
-        runs: list[_Run] = []
-        for number in sorted(range(len(places)), key=lambda number: places[number][:2]):
-            file, first, end, *_ = places[number]
-            if not (runs and runs[-1].file == file and runs[-1].end == first):
-                runs.append(_Run(file, first, first, []))
-            runs[-1].end = end
-            runs[-1].members.append(number)
-        spare = (memory or direct.Memory()).take(sum(direct.spanned(run.first, run.end) for run in runs))
-        values: list[NDArray[Any]] = [_NOTHING] * len(places)
-        for run in runs:
-            size = direct.spanned(run.first, run.end)
-            data = self._read(run.file, run.first, run.end - run.first, spare[:size])
-            spare = spare[size:]
-            for number in run.members:
-                _, first, end, name, dtype, shape = places[number]
-                part = data[first - run.first : end - run.first]
-                if len(part) < end - first:
-                    raise self._cut_short(name, run.first + len(data))
-                if part.ctypes.data % dtype.itemsize:
-                    part = part.copy()
-                values[number] = part.view(dtype).reshape(shape)
-        return values
-
-    def _place(self, piece: Piece, rows: Rows | None) -> "_Place":
-        """Where the bytes of a piece, or of some of its rows, lie, and what they are."""
+        In `memory` if it is given: good until something else is read there.
+        """
         info = self.tensors[piece.name]
         shape, first, dtype = info.shape, info.offset, NUMPY[info.dtype]
         if piece.index is not None:
@@ -151,7 +97,14 @@ class Checkpoint:
         for begin, end in (span for span in (piece.rows, rows) if span):
             first += begin * prod(shape[1:]) * dtype.itemsize
             shape = (end - begin, *shape[1:])
-        return _Place(info.file, first, first + prod(shape) * dtype.itemsize, piece.name, dtype, shape)
+        nbytes = prod(shape) * dtype.itemsize
+        place = memory.take(direct.spanned(first, first + nbytes)) if memory else None
+        data = self._read(info.file, first, nbytes, place)
+        if len(data) < nbytes:
+            raise self._cut_short(piece.name, first + len(data))
+        if data.ctypes.data % dtype.itemsize:
+            data = data.copy()
+        return data.view(dtype).reshape(shape)
 
     def sample(self, name: str) -> bytes:
         """Up to SAMPLE bytes from the middle of a tensor."""

@@ -8,6 +8,7 @@ from typing_extensions import Buffer
 _Codes = NDArray[np.uint8] | Buffer
 _Values = NDArray[np.float32] | Buffer
 _Bits = NDArray[np.uint16] | Buffer
+_Counts = NDArray[np.uint64] | Buffer
 
 def isas() -> tuple[str, ...]:
     """The instruction sets compiled in and supported by this CPU, slowest first."""
@@ -21,22 +22,26 @@ def e4m3_decode(codes: _Codes, out: _Values, isa: str = "") -> None:
 def e4m3_encode(values: _Values, out: _Codes, isa: str = "") -> None:
     """Encode float32 into E4M3 codes (uint8): nearest, ties to even, saturating; NaN becomes 0x7F or 0xFF."""
 
-def e4m3_count(codes: _Codes, counts: NDArray[np.uint64] | Buffer, isa: str = "") -> None:
-    """Add to counts (256 times uint64) how often each E4M3 code (uint8) occurs."""
+def e4m3_count(codes: _Codes, counts: _Counts, isa: str = "") -> None:
+    """Add to counts (128 times uint64) how often each magnitude of E4M3 codes (uint8), the sign off, occurs."""
 
 def e4m3_quantize(
     weights: _Values | _Bits,
     codes: _Codes,
     scales: _Bits,
+    counts: _Counts,
+    exponents: _Counts,
     limit: float,
     candidates: int = 1,
     step: int = 1,
     isa: str = "",
-) -> tuple[float, float, float, int, float] | None:
+) -> tuple[float, float, float, int, float, float, float] | None:
     """Quantise weights [N, K]: float32, or bfloat16 as uint16; whole 128x128 blocks.
 
     Codes are uint8, scales bfloat16 as uint16: by rule amax, or the least noise of `candidates` scales from that of
-    rule amax upwards, `step` bfloat16 values apart. Returns (sum of squares, sum of squared errors, largest error,
-    weights that became 0, sum of squared errors by rule amax), or None if a magnitude is above `limit` or not a
-    number; what was written then means nothing.
+    rule amax upwards, `step` bfloat16 values apart. Adds to `counts` (128 times uint64) how often each magnitude
+    occurs, and to `exponents` (256 times uint64) how often each biased exponent of a scale does. Returns (sum of
+    squares, sum of squared errors, largest error, weights that became 0, sum of squared errors by rule amax, least
+    scale, largest scale), or None if a magnitude is above `limit` or not a number: what was written then means
+    nothing, and nothing is added.
     """

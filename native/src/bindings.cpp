@@ -33,7 +33,7 @@ void e4m3_count(const py::buffer& codes, const py::buffer& counts, const std::st
     const Kernels& kernels = *isa_named(isa).kernels;
     const Buffer<const std::uint8_t> in("codes", codes);
     const Buffer<std::uint64_t> out("counts", counts);
-    out.require_count(256);
+    out.require_count(128);
     out.require_apart_from(in);
     const py::gil_scoped_release release;
     kernels.e4m3_count(in.data(), out.data(), in.count());
@@ -41,35 +41,44 @@ void e4m3_count(const py::buffer& codes, const py::buffer& counts, const std::st
 
 // The kernel for the element type at hand, between checks and the GIL.
 template <typename T, typename Kernel>
-py::object quantize(const py::buffer& weights, const py::buffer& codes, const py::buffer& scales, float limit,
-                    unsigned candidates, unsigned step, Kernel kernel) {
+py::object quantize(const py::buffer& weights, const py::buffer& codes, const py::buffer& scales,
+                    const py::buffer& counts, const py::buffer& exponents, float limit, unsigned candidates,
+                    unsigned step, Kernel kernel) {
     const Buffer<const T> in("weights", weights);
     const Buffer<std::uint8_t> out("codes", codes);
     const Buffer<std::uint16_t> out_scales("scales", scales);
+    const Buffer<std::uint64_t> out_counts("counts", counts);
+    const Buffer<std::uint64_t> out_exponents("exponents", exponents);
     in.require_matrix_of(kBlock);
     out.require_count_of(in);
     out_scales.require_count(in.count() / (kBlock * kBlock));
     out.require_apart_from(in);
     out_scales.require_apart_from(in);
     out_scales.require_apart_from(out);
+    out_counts.require_count(128);
+    out_exponents.require_count(256);
     QuantizeSums sums;
     bool within;
     {
         const py::gil_scoped_release release;
-        within = kernel(in.data(), in.rows(), in.columns(), limit, candidates, step, out.data(), out_scales.data(), &sums);
+        within = kernel(in.data(), in.rows(), in.columns(), limit, candidates, step, out.data(), out_scales.data(),
+                        out_counts.data(), out_exponents.data(), &sums);
     }
     if (!within) return py::none();
-    return py::make_tuple(sums.signal, sums.noise, sums.max_abs_error, sums.zeroed, sums.amax_noise);
+    return py::make_tuple(sums.signal, sums.noise, sums.max_abs_error, sums.zeroed, sums.amax_noise, sums.scale_min,
+                          sums.scale_max);
 }
 
-py::object e4m3_quantize(const py::buffer& weights, const py::buffer& codes, const py::buffer& scales, float limit,
-                         unsigned candidates, unsigned step, const std::string& isa) {
+py::object e4m3_quantize(const py::buffer& weights, const py::buffer& codes, const py::buffer& scales,
+                         const py::buffer& counts, const py::buffer& exponents, float limit, unsigned candidates,
+                         unsigned step, const std::string& isa) {
     if (candidates < 1 || candidates > 128 || step < 1 || step > 128)
         throw std::invalid_argument("candidates and step must be from 1 to 128");
     const Kernels& kernels = *isa_named(isa).kernels;
     if (weights.request().format == ElementType<std::uint16_t>::format)
-        return quantize<std::uint16_t>(weights, codes, scales, limit, candidates, step, kernels.quantize_bf16);
-    return quantize<float>(weights, codes, scales, limit, candidates, step, kernels.quantize_f32);
+        return quantize<std::uint16_t>(weights, codes, scales, counts, exponents, limit, candidates, step,
+                                       kernels.quantize_bf16);
+    return quantize<float>(weights, codes, scales, counts, exponents, limit, candidates, step, kernels.quantize_f32);
 }
 
 py::tuple isa_names() {
@@ -93,12 +102,13 @@ PYBIND11_MODULE(_native, module) {
     module.def("e4m3_encode", mosaic::e4m3_encode, arg("values"), arg("out"), arg("isa") = "",
                "Encode float32 into E4M3 codes (uint8): nearest, ties to even, saturating; NaN becomes 0x7F or 0xFF.");
     module.def("e4m3_count", mosaic::e4m3_count, arg("codes"), arg("counts"), arg("isa") = "",
-               "Add to counts (256 times uint64) how often each E4M3 code (uint8) occurs.");
-    module.def("e4m3_quantize", mosaic::e4m3_quantize, arg("weights"), arg("codes"), arg("scales"), arg("limit"),
-               arg("candidates") = 1, arg("step") = 1, arg("isa") = "",
+               "Add to counts (128 times uint64) how often each magnitude of E4M3 codes (uint8), the sign off, occurs.");
+    module.def("e4m3_quantize", mosaic::e4m3_quantize, arg("weights"), arg("codes"), arg("scales"), arg("counts"),
+               arg("exponents"), arg("limit"), arg("candidates") = 1, arg("step") = 1, arg("isa") = "",
                "Quantise weights [N, K] (float32, or bfloat16 as uint16; whole 128x128 blocks) into codes (uint8) and "
                "scales (bfloat16 as uint16): rule amax, or the least noise of `candidates` scales from that of rule amax "
-               "upwards, `step` bfloat16 values apart. Returns (sum of squares, sum of squared errors, largest error, "
-               "weights that became 0, sum of squared errors by rule amax), or None if a magnitude is above `limit` or "
-               "not a number.");
+               "upwards, `step` bfloat16 values apart. Adds to counts (128 times uint64) how often each magnitude occurs, and to "
+               "exponents (256 times uint64) how often each biased exponent of a scale does. Returns (sum of squares, sum of squared errors, largest error, "
+               "weights that became 0, sum of squared errors by rule amax, least scale, largest scale), or None if a "
+               "magnitude is above `limit` or not a number.");
 }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kLanes = 16;
 constexpr size_t kAbreast = 16;  // blocks side by side that are worked on together
+constexpr size_t kTogether = 4;  // rows whose squares are added up in float32
 constexpr float kMaxValue = 448.0f;
 constexpr float kSmallestScale = 0x1p-126f;
 
@@ -32,7 +33,6 @@ using Floats = float __attribute__((vector_size(kRegister)));
 using Ints = int32_t __attribute__((vector_size(kRegister)));
 using Doubles = double __attribute__((vector_size(2 * kRegister)));
 using Halves = uint16_t __attribute__((vector_size(kRegister / 2)));
-using Bytes = uint8_t __attribute__((vector_size(kRegister / 4)));
 
 template <typename Vector, typename T> inline void load(Vector& vector, const T* source) {
     __builtin_memcpy(&vector, source, sizeof vector);
@@ -42,7 +42,11 @@ inline void load_bits(Ints& bits, const float* weights) { load(bits, weights); }
 inline void load_bits(Ints& bits, const uint16_t* weights) {
     Halves halves;
     load(halves, weights);
+#if defined(__AVX512F__)  // GCC 12 makes five instructions of the conversion below
+    bits = reinterpret_cast<Ints>(_mm512_maskz_cvtepu16_epi32(0xFFFF, reinterpret_cast<__m256i>(halves))) << 16;
+#else
     bits = __builtin_convertvector(halves, Ints) << 16;
+#endif
 }
 
 inline Floats floats_of(Ints bits) { return reinterpret_cast<Floats>(bits); }
@@ -64,52 +68,50 @@ inline Floats divided(Floats values, float scale, float reciprocal) {
 #endif
 }
 
-// Codes of quotients in [0, 448], and the values they stand for.
+// Codes of quotients in [0, 448], in the lowest bytes of the result, and the values they stand for. Adding 2^(e + 20)
+// to a quotient in [2^e, 2^(e + 1)) rounds it to 3 mantissa bits, ties to even, and leaves them lowest in the sum; below
+// 2^-6 the step stays that of 2^-6. The exponent makes up the rest of the code. What it is off by is added with the
+// power: an even number of steps, which changes no rounding.
 inline Ints encode(Floats quotients, Floats& values) {
-    constexpr int32_t kept = ~((1 << kDroppedBits) - 1);
-    constexpr float magic = 0x1p14f;  // a float32 of this size is a whole number of 2^-9
-    const Ints bits = bits_of(quotients);
-    const Ints normal = (bits + ((1 << (kDroppedBits - 1)) - 1) + (bits >> kDroppedBits & 1)) & kept;
-    const Floats shifted = quotients + magic;
-    const Floats subnormal = shifted - magic;
-    const Ints is_subnormal = bits < normal_bits(kSmallestNormalCode);
-    const Ints normal_code = (normal - kRebias) >> kDroppedBits;
-    const Ints subnormal_code = bits_of(shifted) - (Ints{} + 0x46800000);  // the bits of `magic`
-    values = is_subnormal ? subnormal : floats_of(normal);
-    return is_subnormal ? subnormal_code : normal_code;
+    constexpr int32_t smallest = normal_bits(kSmallestNormalCode);
+    constexpr int32_t off = -(smallest >> kDroppedBits) & 0xFF;
+    static_assert(off % 2 == 0, "ties would not go to even codes");
+    const Ints exponents = bits_of(quotients) & kFloatInfinity;
+    const Ints steps = exponents > smallest ? exponents : Ints{} + smallest;
+    const Floats powers = floats_of(steps + ((kDroppedBits << 23) + off));
+    const Floats sums = quotients + powers;
+    values = sums - powers;
+    return bits_of(sums) + (steps >> kDroppedBits);
 }
 
-// The float32 bits of the largest magnitudes of `count` blocks side by side, row by row as they lie in memory.
-// Infinities and NaN are larger than any number.
-inline void largest_magnitudes(const float* weights, size_t stride, size_t count, int32_t* largest) {
-    int32_t lanes[kAbreast][kLanes] = {};
-    for (size_t row = 0; row < kBlock; ++row, weights += stride)
-        for (size_t block = 0; block < count; ++block)
-            for (size_t column = 0; column < kBlock; column += kLanes)
-                for (size_t lane = 0; lane < kLanes; ++lane) {
-                    const int32_t bits = bits_of(weights[block * kBlock + column + lane]) & 0x7FFFFFFF;
-                    lanes[block][lane] = bits > lanes[block][lane] ? bits : lanes[block][lane];
-                }
-    for (size_t block = 0; block < count; ++block) {
-        largest[block] = 0;
-        for (const int32_t bits : lanes[block]) largest[block] = bits > largest[block] ? bits : largest[block];
-    }
-}
+// Narrow bits of the magnitude: a whole float32, or a bfloat16 as it is.
+inline int32_t magnitude_of(float weight) { return bits_of(weight) & 0x7FFFFFFF; }
+inline uint16_t magnitude_of(uint16_t weight) { return weight & 0x7FFF; }
 
-inline void largest_magnitudes(const uint16_t* weights, size_t stride, size_t count, int32_t* largest) {
-    uint16_t lanes[kAbreast][2 * kLanes] = {};
+// The float32 bits of the largest magnitudes of `count` blocks side by side, row by row as they lie in memory, and how
+// many weights are 0. Infinities and NaN are larger than any number.
+template <typename T>
+int64_t survey(const T* weights, size_t stride, size_t count, int32_t* largest) {
+    using Magnitude = decltype(magnitude_of(T{}));
+    constexpr size_t lanes = kLanes * sizeof(float) / sizeof(T);
+    Magnitude most[kAbreast][lanes] = {}, zeros[lanes] = {};  // a lane sees kAbreast * kBlock * kBlock / lanes weights
+    static_assert(kAbreast * kBlock * kBlock / lanes < 65536, "the counters of zeros are too narrow");
     for (size_t row = 0; row < kBlock; ++row, weights += stride)
         for (size_t block = 0; block < count; ++block)
-            for (size_t column = 0; column < kBlock; column += 2 * kLanes)
-                for (size_t lane = 0; lane < 2 * kLanes; ++lane) {
-                    const uint16_t bits = weights[block * kBlock + column + lane] & 0x7FFF;
-                    lanes[block][lane] = bits > lanes[block][lane] ? bits : lanes[block][lane];
+            for (size_t column = 0; column < kBlock; column += lanes)
+                for (size_t lane = 0; lane < lanes; ++lane) {
+                    const Magnitude bits = magnitude_of(weights[block * kBlock + column + lane]);
+                    most[block][lane] = bits > most[block][lane] ? bits : most[block][lane];
+                    zeros[lane] = static_cast<Magnitude>(zeros[lane] + (bits == 0));
                 }
+    int64_t zero = 0;
+    for (const Magnitude lane : zeros) zero += lane;
     for (size_t block = 0; block < count; ++block) {
-        uint16_t most = 0;
-        for (const uint16_t bits : lanes[block]) most = bits > most ? bits : most;
-        largest[block] = static_cast<int32_t>(most) << 16;
+        int32_t bits = 0;
+        for (const Magnitude lane : most[block]) bits = lane > bits ? lane : bits;
+        largest[block] = sizeof(T) == sizeof(float) ? bits : bits << 16;
     }
+    return zero;
 }
 
 // A block on its way: its scale taken apart, and what its rows have come to so far.
@@ -117,7 +119,7 @@ struct Block {
     float scale, reciprocal;  // scale in [1, 2)
     float unit;               // the power of two that takes it there
     Doubles signal[kParts], noise[kParts];
-    Ints largest[kParts], zeroed[kParts], seen[kParts];
+    Ints largest[kParts];
 };
 
 inline void begin(Block& block, uint16_t scale_bits) {
@@ -127,42 +129,62 @@ inline void begin(Block& block, uint16_t scale_bits) {
     block.unit = block.scale / weight_at(&scale_bits, 0);
 }
 
-template <typename T> inline void quantize_row(const T* weights, uint8_t* codes, Block& block) {
+// Where the codes of some rows of a block go: the lowest bytes of vectors, at once if an instruction does that.
+#if defined(__AVX512F__)
+struct CodeRows {
+    uint8_t* codes;
+    size_t stride;
+
+    void put(size_t row, size_t column, Ints values) {
+        _mm512_mask_cvtepi32_storeu_epi8(codes + row * stride + column, 0xFFFF, reinterpret_cast<__m512i>(values));
+    }
+    void finish() {}
+};
+#else
+struct CodeRows {
+    uint8_t* codes;
+    size_t stride;
+    int32_t wide[kTogether][kBlock];
+
+    void put(size_t row, size_t column, Ints values) { __builtin_memcpy(wide[row] + column, &values, sizeof values); }
+    void finish() {
+        for (size_t row = 0; row < kTogether; ++row)
+            for (size_t i = 0; i < kBlock; ++i) codes[row * stride + i] = static_cast<uint8_t>(wide[row][i]);
+    }
+};
+#endif
+
+template <typename T> inline void quantize_rows(const T* weights, size_t stride, uint8_t* codes, Block& block) {
     const float scale = block.scale, reciprocal = block.reciprocal, unit = block.unit;
-    int32_t encoded[kBlock];
+    CodeRows out;
+    out.codes = codes;
+    out.stride = stride;
     for (size_t part = 0; part < kParts; ++part) {
         Floats signal = {}, noise = {};
-        Ints largest = block.largest[part], zeroed = block.zeroed[part], seen = block.seen[part];
-        for (size_t column = part * kWidth; column < kBlock; column += kLanes) {
-            Ints bits;
-            load_bits(bits, weights + column);
-            const Ints magnitude = bits & 0x7FFFFFFF;
-            const Floats value = floats_of(magnitude) * unit;
-            Floats stored;
-            const Ints code = encode(divided(value, scale, reciprocal), stored);
-            const Floats error = stored * scale - value;
-            const Ints error_bits = bits_of(error) & 0x7FFFFFFF;
-            const Ints signed_code = code | (bits >> 24 & 0x80);
-            __builtin_memcpy(encoded + column, &signed_code, sizeof signed_code);
-            signal += value * value;
-            noise += error * error;
-            largest = error_bits > largest ? error_bits : largest;
-            zeroed -= (magnitude != 0) & (code == 0);  // true is -1
-            seen |= code;
-        }
+        Ints largest = block.largest[part];
+        for (size_t row = 0; row < kTogether; ++row)
+            for (size_t column = part * kWidth; column < kBlock; column += kLanes) {
+                Ints bits;
+                load_bits(bits, weights + row * stride + column);
+                const Floats value = floats_of(bits & 0x7FFFFFFF) * unit;
+                Floats stored;
+                const Ints code = encode(divided(value, scale, reciprocal), stored) | (bits >> 24 & 0x80);
+                const Floats error = stored * scale - value;
+                const Ints error_bits = bits_of(error) & 0x7FFFFFFF;
+                out.put(row, column, code);
+                signal += value * value;
+                noise += error * error;
+                largest = error_bits > largest ? error_bits : largest;
+            }
         block.signal[part] += __builtin_convertvector(signal, Doubles);
         block.noise[part] += __builtin_convertvector(noise, Doubles);
         block.largest[part] = largest;
-        block.zeroed[part] = zeroed;
-        block.seen[part] = seen;
     }
-    for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(encoded[i]);
+    out.finish();
 }
 
 struct BlockSums {
     double signal, noise, max_abs_error;
-    int32_t zeroed;
-    int32_t codes;  // all of them, signs off, or-ed
 };
 
 inline BlockSums sums_of(const Block& block) {
@@ -173,8 +195,6 @@ inline BlockSums sums_of(const Block& block) {
         sums.signal += block.signal[lane / kWidth][lane % kWidth];
         sums.noise += block.noise[lane / kWidth][lane % kWidth];
         most = error > most ? error : most;
-        sums.zeroed += block.zeroed[lane / kWidth][lane % kWidth];
-        sums.codes |= block.seen[lane / kWidth][lane % kWidth];
     }
     const double size = 1.0 / block.unit;
     sums.signal *= size * size;
@@ -186,7 +206,8 @@ inline BlockSums sums_of(const Block& block) {
 template <typename T> BlockSums quantize_block(const T* weights, size_t stride, uint8_t* codes, uint16_t scale_bits) {
     Block block;
     begin(block, scale_bits);
-    for (size_t row = 0; row < kBlock; ++row) quantize_row(weights + row * stride, codes + row * stride, block);
+    for (size_t row = 0; row < kBlock; row += kTogether)
+        quantize_rows(weights + row * stride, stride, codes + row * stride, block);
     return sums_of(block);
 }
 
@@ -210,43 +231,70 @@ void search(const T* weights, size_t stride, float limit, unsigned candidates, u
     if (bits != best) quantize_block(weights, stride, codes, best);
 }
 
+// Whether a block whose largest magnitude has these bits has no code but 0.
+inline bool is_nothing(int32_t largest, uint16_t scale_bits) {
+    Block block;
+    begin(block, scale_bits);
+    return encode_one(float_of(largest) * block.unit / block.scale) == 0;
+}
+
+inline void count_scale(uint16_t bits, uint64_t* exponents, QuantizeSums* sums) {
+    const double scale = weight_at(&bits, 0);
+    if (scale < sums->scale_min) sums->scale_min = scale;
+    if (scale > sums->scale_max) sums->scale_max = scale;
+    ++exponents[bits >> 7];
+}
+
 // Weights [rows, columns], both multiples of the block, into codes and bfloat16 scales (as bits): by rule amax, or with
 // more than one candidate by rule mse. Blocks that lie side by side are worked on together, row by row, since that is
-// the order of the memory. Stops and returns false at a magnitude above `limit`; what was written then means nothing.
+// the order of the memory, and the next ones fetched meanwhile. Adds to `counts` how often each magnitude occurs and to
+// `exponents` the biased exponents of the scales. Stops and returns false at a magnitude above `limit`: what was written
+// then means nothing, and nothing is added.
 template <typename T>
 bool quantize(const T* weights, size_t rows, size_t columns, float limit, unsigned candidates, unsigned step,
-              uint8_t* codes, uint16_t* scales, QuantizeSums* sums) {
+              uint8_t* codes, uint16_t* scales, uint64_t* counts, uint64_t* exponents, QuantizeSums* sums) {
+    constexpr size_t line = 64 / sizeof(T);  // weights of a cache line
+    const uint16_t* const first_scale = scales;
+    int64_t zeros = 0;
     for (size_t row = 0; row < rows; row += kBlock)
         for (size_t column = 0; column < columns; column += kAbreast * kBlock) {
             const size_t first = row * columns + column, left = (columns - column) / kBlock;
             const size_t count = left < kAbreast ? left : kAbreast;
+            const size_t next = left > kAbreast ? kAbreast * kBlock : kBlock * columns - column;
             int32_t largest[kAbreast];
             uint16_t best[kAbreast];
             Block blocks[kAbreast];
-            largest_magnitudes(weights + first, columns, count, largest);
+            zeros += survey(weights + first, columns, count, largest);
             for (size_t i = 0; i < count; ++i) {
                 if (largest[i] > bits_of(limit)) return false;
                 const float quotient = float_of(largest[i]) / kMaxValue;
                 best[i] = bf16_rounded_up(quotient > kSmallestScale ? quotient : kSmallestScale);
                 begin(blocks[i], best[i]);
             }
-            for (size_t inner = 0; inner < kBlock; ++inner)
+            for (size_t inner = 0; inner < kBlock; inner += kTogether)
                 for (size_t i = 0; i < count; ++i) {
                     const size_t place = first + inner * columns + i * kBlock;
-                    quantize_row(weights + place, codes + place, blocks[i]);
+                    for (size_t together = 0; together < kTogether; ++together)
+                        for (size_t ahead = 0; ahead < kBlock; ahead += line)
+                            __builtin_prefetch(weights + place + next + together * columns + ahead, 0, 2);
+                    quantize_rows(weights + place, columns, codes + place, blocks[i]);
                 }
             for (size_t i = 0; i < count; ++i) {
                 const size_t place = first + i * kBlock;
                 BlockSums block = sums_of(blocks[i]);
                 sums->amax_noise += block.noise;
                 search(weights + place, columns, limit, candidates, step, codes + place, best[i], block);
-                *scales++ = block.codes == 0 ? 0x3F80 : best[i];  // nothing but zeros: scale 1
+                if (is_nothing(largest[i], best[i])) best[i] = 0x3F80;  // nothing but zeros: scale 1
+                *scales++ = best[i];
                 sums->signal += block.signal;
                 sums->noise += block.noise;
-                sums->zeroed += block.zeroed;
                 if (block.max_abs_error > sums->max_abs_error) sums->max_abs_error = block.max_abs_error;
             }
         }
+    for (const uint16_t* scale = first_scale; scale < scales; ++scale) count_scale(*scale, exponents, sums);
+    const uint64_t before = counts[0];
+    e4m3_count(codes, counts, rows * columns);
+    sums->zeroed = static_cast<int64_t>(counts[0] - before) - zeros;
     return true;
 }
 

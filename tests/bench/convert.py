@@ -8,7 +8,6 @@ Source files are evicted from the page cache before every run, as if it could no
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from bench.shape import model_config
 from bench.write_source import write_source
 from mosaic.format import direct
 from mosaic.format.errors import run_program
+from support.memory import peak_memory
 
 STEP = 16 << 20
 PROGRAM = Path(sys.executable).with_name("mosaic-convert")
@@ -49,11 +49,7 @@ def command(
 
         def convert(count: int) -> None:
             command = [str(PROGRAM), str(source), str(out), "--quiet", "--workers", str(count), *(arguments or [])]
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            assert process.returncode == 0, command
-            memory[f"convert, {count} worker(s)"] = usage.ru_maxrss << 10
+            memory[f"convert, {count} worker(s)"] = peak_memory(*command)
 
         convert(max(workers))
         nbytes_out = _size(out)

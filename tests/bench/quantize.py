@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from mosaic import _native
+from mosaic.convert.sums import EXPONENTS
 from mosaic.format import e4m3
 
 SHAPE = (512, 2048)
@@ -15,13 +16,16 @@ REPETITIONS = 31
 def main() -> None:
     """Print one line per ISA and kernel."""
     weights = (np.random.default_rng(0).standard_normal(SHAPE) * 0.02).astype(e4m3.BFLOAT16).view(np.uint16)
-    codes, scales, counts = np.empty(SHAPE, np.uint8), np.empty(e4m3.grid(SHAPE), np.uint16), np.zeros(256, np.uint64)
-    limit, step = e4m3.LARGEST_WEIGHT, e4m3.MSE_STEP
+    codes, scales = np.empty(SHAPE, np.uint8), np.empty(e4m3.grid(SHAPE), np.uint16)
+    counts, exponents = np.zeros(e4m3.MAGNITUDES, np.uint64), np.zeros(EXPONENTS, np.uint64)
+
+    def quantize(candidates: int, isa: str) -> None:
+        arguments = (weights, codes, scales, counts, exponents, e4m3.LARGEST_WEIGHT, candidates, e4m3.MSE_STEP, isa)
+        _native.e4m3_quantize(*arguments)
+
     kernels = {
-        "quantize, amax": lambda isa: _native.e4m3_quantize(weights, codes, scales, limit, 1, step, isa),
-        "quantize, mse": lambda isa: _native.e4m3_quantize(
-            weights, codes, scales, limit, e4m3.MSE_CANDIDATES, step, isa
-        ),
+        "quantize, amax": lambda isa: quantize(1, isa),
+        "quantize, mse": lambda isa: quantize(e4m3.MSE_CANDIDATES, isa),
         "count codes": lambda isa: _native.e4m3_count(codes, counts, isa),
     }
     print(f"{'':<16}{'isa':<8}{'G weights/s':>12}{'GB/s of BF16':>14}{'fastest':>9}")

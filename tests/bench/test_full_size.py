@@ -1,8 +1,6 @@
 """A layer pair of the 35B's full size, one linear and one full attention: 3.4 GB of BF16 within the memory bound."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,20 +8,12 @@ import pytest
 
 from bench.shape import model_config
 from bench.write_source import write_source
+from support.memory import peak_memory
 
 PROGRAMS = Path(sys.executable).parent
 BOUND = 512 << 20  # bytes; the promise is 1.5 GiB for any model and any number of workers. 140 MB were seen with 2.
 
 pytestmark = pytest.mark.slow
-
-
-def peak(*command):
-    """Run a program; its peak resident memory in bytes."""
-    process = subprocess.Popen([PROGRAMS / command[0], *command[1:]], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, command
-    return usage.ru_maxrss << 10
 
 
 def test_a_full_size_layer_pair(tmp_path):
@@ -33,11 +23,10 @@ def test_a_full_size_layer_pair(tmp_path):
     types = config["text_config"]["layer_types"]
     assert sorted(types) == ["full_attention", "linear_attention"]
     assert sum(file.stat().st_size for file in source.iterdir()) > 3.3e9
-    peaks = {
-        workers: peak("mosaic-convert", source, out, "--workers", str(workers), "--overwrite") for workers in (1, 8)
-    }
-    peaks["verify"] = peak("mosaic-verify", out)
-    peaks["report"] = peak("mosaic-report", out, "--against", source, "--workers", "2")
+    convert = PROGRAMS / "mosaic-convert", source, out, "--overwrite", "--workers"
+    peaks = {workers: peak_memory(*convert, workers) for workers in (1, 8)}
+    peaks["verify"] = peak_memory(PROGRAMS / "mosaic-verify", out)
+    peaks["report"] = peak_memory(PROGRAMS / "mosaic-report", out, "--against", source, "--workers", "2")
     print({name: f"{nbytes / 1e6:.0f} MB" for name, nbytes in peaks.items()})
     assert max(peaks.values()) < BOUND, peaks
     entries = json.loads((out / "report.json").read_text())["tensors"]

@@ -6,7 +6,6 @@ So every file is by the format of the day, whatever report or catalog say, and c
 
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +74,9 @@ class RandomCheckpoint(Checkpoint):
         self._weights = {weight.name: weight for weight in weights}
         self._random = random
 
-    def read_batch(
-        self, requests: Sequence[tuple[Piece, Rows | None]], memory: direct.Memory | None = None
-    ) -> list[NDArray[Any]]:
+    def read(self, piece: Piece, rows: Rows | None = None, memory: direct.Memory | None = None) -> NDArray[Any]:
         """Draw instead."""
-        return [self._draw(piece, rows) for piece, rows in requests]
+        return self._draw(piece, rows)
 
     def _draw(self, piece: Piece, rows: Rows | None) -> NDArray[Any]:
         """The drawn values of a tensor, or of some of its rows."""

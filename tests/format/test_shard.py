@@ -311,8 +311,10 @@ def write(folder, layout, values):
     temporary, final = folder / "temporary", folder / layout.file
     with ShardWriter(layout, temporary) as writer:
         for entry in layout.entries:
-            data = values[entry.name]
-            writer.write(entry.name, [data[: len(data) // 3], memoryview(data)[len(data) // 3 :]])
+            data = np.frombuffer(values[entry.name], np.uint8)
+            for part in (data[: len(data) // 3], data[len(data) // 3 :]):
+                writer.room(len(part))[:] = part
+                writer.add(entry.name, len(part))
         digest = writer.finish()
         assert not final.exists()
         writer.publish(final)
@@ -384,7 +386,7 @@ class TestShardWriter:
 
         def fail():
             with ShardWriter(layout, tmp_path / "temporary") as writer:
-                writer.write(layout.entries[0].name, [bytes(layout.entries[0].nbytes)])
+                writer.add(layout.entries[0].name, layout.entries[0].nbytes)
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -398,11 +400,13 @@ class TestShardWriter:
 
         def misuse(writer):
             if mistake == "wrong tensor":
-                writer.write(layout.entries[1].name, [])
+                writer.add(layout.entries[1].name, 1)
             elif mistake == "too few bytes":
-                writer.write(first.name, [bytes(first.nbytes - 1)])
+                writer.add(first.name, first.nbytes - 1)
+                writer.add(layout.entries[1].name, 1)
             elif mistake == "too many bytes":
-                writer.write(first.name, [bytes(first.nbytes), b"1"])
+                writer.add(first.name, first.nbytes - 1)
+                writer.add(first.name, 2)
             else:
                 writer.finish()
 

@@ -1,4 +1,4 @@
-"""Checkpoint.read_batch: many places of many files in one go, the same values as one by one, however they lie."""
+"""Checkpoint.read: the values of many places of many files, however they lie, into fresh or used memory."""
 
 import numpy as np
 import pytest
@@ -52,22 +52,13 @@ def requests(seed):
 @pytest.mark.parametrize("memory", [None, direct.Memory()], ids=["fresh", "reused"])
 def test_the_values_of_every_place(checkpoint, seed, memory):
     opened, tensors = checkpoint
-    asked = requests(seed)
-    for (piece, rows), values in zip(asked, opened.read_batch(asked, memory), strict=True):
+    for piece, rows in requests(seed):
+        values = opened.read(piece, rows, memory)
         expected = tensors[piece.name]
         expected = expected if piece.index is None else expected[piece.index]
         expected = expected if rows is None else expected[rows[0] : rows[1]]
         assert values.flags.aligned
         assert np.array_equal(values.astype(np.float32), expected.float().numpy())
-
-
-def test_adjacent_rows_are_one_transfer(checkpoint, monkeypatch):
-    opened, _ = checkpoint
-    read, transfers = direct.read, []
-    monkeypatch.setattr(direct, "read", lambda *arguments: (transfers.append(arguments[1:3]), read(*arguments))[1])
-    piece = Piece("a", (300, 7), 2)
-    opened.read_batch([(piece, (10, 20)), (Piece("d", (900, 64)), (0, 5)), (piece, (0, 10)), (piece, (20, 30))])
-    assert sorted(nbytes for _, nbytes in transfers) == [30 * 7 * 2, 5 * 64 * 2]
 
 
 def test_a_file_that_became_shorter(checkpoint):
@@ -76,6 +67,6 @@ def test_a_file_that_became_shorter(checkpoint):
     with info.file.open("r+b") as stream:
         stream.truncate(info.offset + 100)
     with pytest.raises(InputError, match="became shorter") as caught:
-        opened.read_batch([(Piece("a", SHAPES["a"]), None), (Piece("b", SHAPES["b"]), None)])
+        opened.read(Piece("b", SHAPES["b"]))
     assert caught.value.facts["tensor"] == "b"
     assert str(info.offset + 100) in caught.value.facts["found"]
