@@ -85,18 +85,18 @@ void e4m3_count(const uint8_t* codes, uint64_t* counts, size_t count) {
     constexpr uint64_t kEvenBytes = 0x007F007F007F007F, kOddBytes = 0x3F803F803F803F80;
     while (count > 0) {
         const size_t part = count < kMost ? count : kMost, whole = part / 8 * 8;
-        uint32_t pairs[kMagnitudes][kMagnitudes] = {};
+        uint32_t pairs[kMagnitudes * kMagnitudes] = {};  // by odd and even byte
         for (size_t i = 0; i < whole; i += 8) {
             uint64_t eight;
             __builtin_memcpy(&eight, codes + i, sizeof eight);
             const uint64_t four = (eight & kEvenBytes) | (eight >> 1 & kOddBytes);
-            for (size_t pair = 0; pair < 4; ++pair) ++pairs[0][four >> 16 * pair & 0xFFFF];
+            for (size_t pair = 0; pair < 4; ++pair) ++pairs[four >> 16 * pair & 0xFFFF];
         }
         for (size_t i = whole; i < part; ++i) ++counts[codes[i] & 0x7F];
         for (size_t odd = 0; odd < kMagnitudes; ++odd)
             for (size_t even = 0; even < kMagnitudes; ++even) {
-                counts[odd] += pairs[odd][even];
-                counts[even] += pairs[odd][even];
+                counts[odd] += pairs[odd * kMagnitudes + even];
+                counts[even] += pairs[odd * kMagnitudes + even];
             }
         codes += part;
         count -= part;
