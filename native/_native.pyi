@@ -1,5 +1,7 @@
 """Types of the C++ extension, for mypy and editors. The behaviour is defined in native/src, not here."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
@@ -9,6 +11,7 @@ _Codes = NDArray[np.uint8] | Buffer
 _Values = NDArray[np.float32] | Buffer
 _Bits = NDArray[np.uint16] | Buffer
 _Counts = NDArray[np.uint64] | Buffer
+_Numbers = NDArray[np.int64] | Buffer
 
 def isas() -> tuple[str, ...]:
     """The instruction sets compiled in and supported by this CPU, slowest first."""
@@ -44,4 +47,119 @@ def e4m3_quantize(
     squares, sum of squared errors, largest error, weights that became 0, sum of squared errors by rule amax, least
     scale, largest scale), or None if a magnitude is above `limit` or not a number: what was written then means
     nothing, and nothing is added.
+    """
+
+def threads() -> int:
+    """How many threads kernels run on."""
+
+def set_threads(count: int) -> None:
+    """Set how many threads kernels run on, at least 1."""
+
+def rms_norm(x: _Values, weight: _Values, out: _Values, eps: float, offset: float, isa: str = "") -> None:
+    """X / rms(x) * (offset + weight) over rows as long as weight. Rows of x may have gaps; out may be x."""
+
+def gated_rms_norm(x: _Values, weight: _Values, gate: _Values, out: _Values, eps: float, isa: str = "") -> None:
+    """X / rms(x) * weight * silu(gate) over rows as long as weight. out may be x or gate."""
+
+def causal_conv(x: _Values, history: _Values, weight: _Values, out: _Values, isa: str = "") -> None:
+    """Silu of the depthwise causal convolution of x [T, C] with weight [C, taps]; 2 to 8 taps.
+
+    Rows of x may have gaps. Advances history [taps - 1, C] in place.
+    """
+
+def delta_gates(
+    a: _Values, b: _Values, a_log: _Values, dt_bias: _Values, log_decay: _Values, beta: _Values, isa: str = ""
+) -> None:
+    """Write log_decay = -exp(a_log) * softplus(a + dt_bias) and beta = sigmoid(b), all [T, value heads]."""
+
+def delta_rule(
+    query: _Values,
+    key: _Values,
+    value: _Values,
+    log_decay: _Values,
+    beta: _Values,
+    state: _Values,
+    out: _Values,
+    isa: str = "",
+) -> None:
+    """The gated delta rule, token by token; query and key are normalised and query is scaled here.
+
+    query, key [T, key heads, d_k] and value [T, value heads, d_v], whose rows may have gaps; log_decay, beta [T, value
+    heads]; out [T, value heads, d_v]. Advances state [value heads, d_k, d_v] in place.
+    """
+
+def rotate(x: _Values, positions: _Numbers, out: _Values, rotary_dim: int, theta: float, isa: str = "") -> None:
+    """Rotary embedding of the first rotary_dim dims of x [T, h, d], halves paired. out may be x."""
+
+def sigmoid_gate(x: _Values, gate: _Values, out: _Values, isa: str = "") -> None:
+    """X * sigmoid(gate), with as many gates as x (rows may have gaps) or one for each row. out may be x."""
+
+def silu_multiply(a: _Values, b: _Values, out: _Values, isa: str = "") -> None:
+    """Silu(a) * b. out may be a or b."""
+
+def attention(
+    query: _Values,
+    pages: _Numbers,
+    scales: _Numbers | None,
+    out: _Values,
+    seen: int,
+    kv_heads: int,
+    kv: str,
+    isa: str = "",
+) -> None:
+    """Causal attention of query [T, heads, d], the last T of `seen` tokens.
+
+    Pages [2 (key, value), 64, kv_heads, d] hold f32, bf16 or e4m3, as `kv` says; `pages` are their addresses. For e4m3
+    `scales` are the addresses of float32 [2, 64, kv_heads], else None. What lies at an address is not checked.
+    """
+
+def read_bandwidth(buffer: _Codes, seconds: float, isa: str = "") -> float:
+    """Bytes per second at which all threads read a buffer (uint8, much larger than the caches) once through.
+
+    The median of the passes in so many seconds.
+    """
+
+def multiply_add_peak(seconds: float, isa: str = "") -> float:
+    """Float32 operations per second of multiply-adds in registers on all threads; a multiply-add is two."""
+
+def bf16_dot_peak(seconds: float, isa: str = "") -> float:
+    """The same of dot products of bfloat16 pairs; 0 if the instruction set has none."""
+
+class Matrix:
+    """A weight [N, K] where it lies, read only: E4M3 codes (uint8) with scales, bfloat16 (as uint16), or float32.
+
+    Scales are [ceil(N/128), ceil(K/128)] in bfloat16 (as uint16) or float32. Keeps its buffers alive.
+    """
+
+    def __init__(self, values: Buffer | NDArray[Any], scales: Buffer | NDArray[Any] | None = None) -> None: ...
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+
+class Expert:
+    """down(silu(gate(x)) * up(x)) of gate and up [I, H] and down [H, I]. Keeps them alive."""
+
+    def __init__(self, gate: Matrix, up: Matrix, down: Matrix) -> None: ...
+
+def linear(matrix: Matrix, x: _Values, y: _Values, bf16: bool = False, isa: str = "") -> None:
+    """Y [T, N] = x [T, K] times the matrix transposed, float32.
+
+    `bf16`: round x to bfloat16 where the weights are E4M3 and the CPU has instructions for that.
+    """
+
+def mix_experts(
+    experts: list[Expert],
+    slots: NDArray[np.int32] | Buffer,
+    weights: _Values,
+    x: _Values,
+    y: _Values,
+    bf16: bool = False,
+    isa: str = "",
+) -> None:
+    """Y [T, H] = the sum over ranks r, in order, of weights[t, r] * experts[slots[t, r]](x[t])."""
+
+def route(logits: _Values, normalize: bool, experts: NDArray[np.int64] | Buffer, weights: _Values) -> None:
+    """The largest of logits [T, E] into experts and weights [T, top_k], best first, of equals the lower number first.
+
+    The weights are the softmax over the chosen if `normalize`, else over all.
     """

@@ -8,6 +8,11 @@
 namespace py = pybind11;
 
 namespace mosaic {
+
+void bind_matrix(py::module_& module);    // bindings_matrix.cpp
+void bind_measure(py::module_& module);   // bindings_measure.cpp
+void bind_sequence(py::module_& module);  // bindings_sequence.cpp
+
 namespace {
 
 // A kernel that maps `count` elements to as many others: every codec is of this kind.
@@ -111,4 +116,7 @@ PYBIND11_MODULE(_native, module) {
                "exponents (256 times uint64) how often each biased exponent of a scale does. Returns (sum of squares, sum of squared errors, largest error, "
                "weights that became 0, sum of squared errors by rule amax, least scale, largest scale), or None if a "
                "magnitude is above `limit` or not a number.");
+    mosaic::bind_matrix(module);
+    mosaic::bind_measure(module);
+    mosaic::bind_sequence(module);
 }

@@ -21,10 +21,15 @@ bool has_avx512() {
 #endif
 
 std::vector<Isa> detect() {
-    std::vector<Isa> isas = {{"scalar", &scalar::kernels}};
+    std::vector<Isa> isas = {
+        {"scalar", &scalar::kernels, &scalar::sequence_kernels, &scalar::matrix_kernels, &scalar::measure_kernels}};
 #ifdef MOSAIC_X86
-    if (has_avx2()) isas.push_back({"avx2", &avx2::kernels});
-    if (has_avx512()) isas.push_back({"avx512", &avx512::kernels});
+    if (has_avx2())
+        isas.push_back({"avx2", &avx2::kernels, &avx2::sequence_kernels, &avx2::matrix_kernels,
+                        &avx2::measure_kernels});
+    if (has_avx512())
+        isas.push_back({"avx512", &avx512::kernels, &avx512::sequence_kernels, &avx512::matrix_kernels,
+                        &avx512::measure_kernels});
 #endif
     return isas;
 }

@@ -5,12 +5,18 @@
 #include <vector>
 
 #include "kernels.h"
+#include "sequence_kernels.h"
+#include "matrix_kernels.h"
+#include "measure_kernels.h"
 
 namespace mosaic {
 
 struct Isa {
     const char* name;
     const Kernels* kernels;
+    const SequenceKernels* sequence;
+    const MatrixKernels* matrix;
+    const MeasureKernels* measure;
 };
 
 // Compiled in and supported by this CPU and its operating system, slowest first; never empty.

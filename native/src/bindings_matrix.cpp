@@ -1,0 +1,171 @@
+// Python's view of matrix.h: weights as objects made once, over memory that Python owns and keeps.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "buffers.h"
+#include "matrix.h"
+
+namespace py = pybind11;
+
+namespace mosaic {
+namespace {
+
+// A weight [rows, columns] over the buffers it was made of, which it keeps alive.
+class Matrix {
+  public:
+    Matrix(const py::buffer& values, const std::optional<py::buffer>& scales) : values_(values.request()) {
+        if (values_.ndim != 2 || values_.size == 0 || !PyBuffer_IsContiguous(values_.view(), 'C'))
+            throw std::invalid_argument("values: expected a C-contiguous matrix that is not empty");
+        view_.values = values_.ptr;
+        view_.rows = static_cast<std::size_t>(values_.shape[0]);
+        view_.columns = static_cast<std::size_t>(values_.shape[1]);
+        if (values_.format == ElementType<std::uint8_t>::format)
+            view_.element = kE4M3;
+        else if (values_.format == ElementType<std::uint16_t>::format)
+            view_.element = kBF16;
+        else if (values_.format == ElementType<float>::format)
+            view_.element = kF32;
+        else
+            throw std::invalid_argument("values have elements of format '" + values_.format +
+                                        "', expected uint8 (E4M3 codes), uint16 (bfloat16) or float32");
+        view_.scales = nullptr;
+        view_.scales_are_f32 = false;
+        if (scales.has_value() != (view_.element == kE4M3))
+            throw std::invalid_argument("scales belong to E4M3 codes and to nothing else");
+        if (scales) take_scales(scales->request());
+    }
+
+    const MatrixView& view() const { return view_; }
+
+  private:
+    void take_scales(py::buffer_info&& scales) {
+        const auto blocks = [](std::size_t size) { return static_cast<py::ssize_t>((size + kBlock - 1) / kBlock); };
+        scales_ = std::move(scales);
+        view_.scales_are_f32 = scales_.format == ElementType<float>::format;
+        if (!view_.scales_are_f32 && scales_.format != ElementType<std::uint16_t>::format)
+            throw std::invalid_argument("scales have elements of format '" + scales_.format +
+                                        "', expected float32 or uint16 (bfloat16)");
+        if (!PyBuffer_IsContiguous(scales_.view(), 'C') || scales_.ndim != 2 ||
+            scales_.shape[0] != blocks(view_.rows) || scales_.shape[1] != blocks(view_.columns))
+            throw std::invalid_argument("scales: expected a C-contiguous matrix with one for each 128x128 block");
+        view_.scales = scales_.ptr;
+    }
+
+    py::buffer_info values_, scales_;
+    MatrixView view_;
+};
+
+class Expert {
+  public:
+    Expert(const Matrix& gate, const Matrix& up, const Matrix& down) : view_{gate.view(), up.view(), down.view()} {
+        const auto shape_is = [](const MatrixView& matrix, std::size_t rows, std::size_t columns) {
+            return matrix.rows == rows && matrix.columns == columns;
+        };
+        if (!shape_is(view_.up, view_.gate.rows, view_.gate.columns) ||
+            !shape_is(view_.down, view_.down.rows, view_.gate.rows))
+            throw std::invalid_argument("gate and up [I, H] and down [H, I] do not fit together");
+    }
+
+    const ExpertView& view() const { return view_; }
+
+  private:
+    ExpertView view_;
+};
+
+void require_shape(const char* argument, const py::buffer& buffer, std::size_t rows, std::size_t columns) {
+    const py::buffer_info info = buffer.request();
+    if (info.ndim != 2 || info.shape[0] != static_cast<py::ssize_t>(rows) ||
+        info.shape[1] != static_cast<py::ssize_t>(columns))
+        throw std::invalid_argument(std::string(argument) + ": expected shape (" + std::to_string(rows) + ", " +
+                                    std::to_string(columns) + ")");
+}
+
+void bound_linear(const Matrix& matrix, const py::buffer& x, const py::buffer& y, bool bf16, const std::string& isa) {
+    const Isa& chosen = isa_named(isa);
+    const Buffer<const float> in("x", x);
+    const Buffer<float> out("y", y);
+    in.require_dimensions(2);
+    const std::size_t tokens = in.rows();
+    require_shape("x", x, tokens, matrix.view().columns);
+    require_shape("y", y, tokens, matrix.view().rows);
+    out.require_apart_from(in);
+    const py::gil_scoped_release release;
+    linear(chosen, matrix.view(), in.data(), tokens, bf16, out.data());
+}
+
+void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buffer& slots, const py::buffer& weights,
+                       const py::buffer& x, const py::buffer& y, bool bf16, const std::string& isa) {
+    const Isa& chosen = isa_named(isa);
+    const Buffer<const std::int32_t> places("slots", slots);
+    const Buffer<const float> shares("weights", weights), in("x", x);
+    const Buffer<float> out("y", y);
+    if (experts.empty()) throw std::invalid_argument("experts: expected at least one");
+    std::vector<ExpertView> views;
+    for (const Expert* expert : experts) {
+        if (expert == nullptr) throw std::invalid_argument("experts: one is None");
+        views.push_back(expert->view());
+    }
+    for (const ExpertView& view : views)
+        if (view.gate.columns != views[0].gate.columns || view.gate.rows != views[0].gate.rows ||
+            view.down.rows != views[0].down.rows)
+            throw std::invalid_argument("experts: expected one shape");
+    in.require_dimensions(2);
+    places.require_dimensions(2);
+    const std::size_t tokens = in.rows(), ranks = places.columns();
+    require_shape("x", x, tokens, views[0].gate.columns);
+    require_shape("y", y, tokens, views[0].down.rows);
+    require_shape("slots", slots, tokens, ranks);
+    require_shape("weights", weights, tokens, ranks);
+    if (ranks == 0) throw std::invalid_argument("slots: expected at least one expert for a token");
+    for (std::size_t i = 0; i < tokens * ranks; ++i)
+        if (places.data()[i] < 0 || static_cast<std::size_t>(places.data()[i]) >= experts.size())
+            throw std::invalid_argument("slots: expected numbers of experts");
+    out.require_apart_from(in);
+    out.require_apart_from(places);
+    out.require_apart_from(shares);
+    const py::gil_scoped_release release;
+    mix_experts(chosen, views, places.data(), shares.data(), ranks, in.data(), tokens, bf16, out.data());
+}
+
+void bound_route(const py::buffer& logits, bool normalize, const py::buffer& experts, const py::buffer& weights) {
+    const Buffer<const float> in("logits", logits);
+    const Buffer<std::int64_t> chosen("experts", experts);
+    const Buffer<float> shares("weights", weights);
+    in.require_dimensions(2);
+    chosen.require_dimensions(2);
+    const std::size_t tokens = in.rows(), count = in.columns(), top_k = chosen.columns();
+    require_shape("experts", experts, tokens, top_k);
+    require_shape("weights", weights, tokens, top_k);
+    if (top_k < 1 || top_k > count) throw std::invalid_argument("experts: expected from one to as many as logits");
+    const py::gil_scoped_release release;
+    route(in.data(), tokens, count, top_k, normalize, chosen.data(), shares.data());
+}
+
+}  // namespace
+
+void bind_matrix(py::module_& module) {
+    using py::arg;
+    py::class_<Matrix>(module, "Matrix",
+                       "A weight [N, K] where it lies: E4M3 codes (uint8) with scales [ceil(N/128), ceil(K/128)] in "
+                       "bfloat16 (uint16) or float32, bfloat16 (uint16), or float32. Keeps its buffers alive.")
+        .def(py::init<const py::buffer&, const std::optional<py::buffer>&>(), arg("values"), arg("scales") = py::none())
+        .def_property_readonly("shape", [](const Matrix& matrix) {
+            return py::make_tuple(matrix.view().rows, matrix.view().columns);
+        });
+    py::class_<Expert>(module, "Expert", "down(silu(gate(x)) * up(x)) of three Matrix; keeps them alive.")
+        .def(py::init<const Matrix&, const Matrix&, const Matrix&>(), arg("gate"), arg("up"), arg("down"),
+             py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>());
+    module.def("linear", bound_linear, arg("matrix"), arg("x"), arg("y"), arg("bf16") = false, arg("isa") = "",
+               "y [T, N] = x [T, K] times the matrix transposed, float32. bf16: round x to bfloat16 where the CPU has "
+               "instructions for that and the weights are E4M3.");
+    module.def("mix_experts", bound_mix_experts, arg("experts"), arg("slots"), arg("weights"), arg("x"), arg("y"),
+               arg("bf16") = false, arg("isa") = "",
+               "y [T, H] = the sum over ranks r, in order, of weights[t, r] * experts[slots[t, r]](x[t]); slots int32.");
+    module.def("route", bound_route, arg("logits"), arg("normalize"), arg("experts"), arg("weights"),
+               "The largest of logits [T, E] into experts (int64) and weights [T, top_k], best first, of equals the lower "
+               "number first; softmax over the chosen if `normalize`, else over all.");
+}
+
+}  // namespace mosaic

@@ -1,0 +1,30 @@
+// Matrix products over the thread pool: linear maps and routed experts. Chooses kernels and cuts work into tasks; the
+// arithmetic is in matrix_kernels.inc.h. Results do not depend on the number of threads, nor an output row on the others.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "dispatch.h"
+
+namespace mosaic {
+
+struct ExpertView {
+    MatrixView gate, up, down;  // down(silu(gate(x)) * up(x))
+};
+
+// y [tokens, rows] = x [tokens, columns] times the matrix transposed. `bf16`: activations are rounded to bfloat16 where the
+// CPU multiplies those, and the weights are E4M3.
+void linear(const Isa& isa, const MatrixView& matrix, const float* x, std::size_t tokens, bool bf16, float* y);
+
+// y [tokens, H] = the sum over ranks of weights[token, rank] * experts[slots[token, rank]](x[token]), in order of rank.
+void mix_experts(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, const float* weights,
+                 std::size_t ranks, const float* x, std::size_t tokens, bool bf16, float* y);
+
+// The `top_k` largest of logits [tokens, count], the lower number first among equals, and their softmax: over themselves if
+// `normalize`, else over all.
+void route(const float* logits, std::size_t tokens, std::size_t count, std::size_t top_k, bool normalize,
+           std::int64_t* experts, float* weights);
+
+}  // namespace mosaic

@@ -1,0 +1,587 @@
+// Matrix products with weights decoded as they are read: the body that each ISA unit includes after the quantiser, whose
+// vector types it shares. What the functions do and how activations lie: matrix_kernels.h.
+//
+// Codes are decoded in steps of four vectors. The order in which a step's values come out is the ISA's own (kOrder), so
+// activations are brought into the same order once, and nothing is shuffled per weight.
+
+// No include guard: included once per ISA unit, inside namespace mosaic::<isa>.
+namespace {
+
+constexpr size_t kPrefetched = 4096;      // bytes ahead of the weights in use; hardware alone fetches too late
+constexpr size_t kStep = 4 * kWidth;      // codes decoded together
+constexpr size_t kParallel = kWidth == 16 ? 8 : kWidth == 8 ? 4 : 2;  // rows multiplied at a time
+constexpr size_t kVectors = kTokens / kWidth;                         // of kTokens values
+constexpr size_t kTileRows = 32;          // rows decoded at a time: with a tile of tokens they fit the L1 cache
+static_assert(kGroup % kStep == 0, "a group is whole steps");
+
+// AVX2 makes a float32 of a code by shifts alone, which makes it 2^-120 of its value: in `dot` activations are larger by
+// 2^64 and sums by 2^-56, so that nothing leaves float32's range between, for activations below 2^64. Codes whose float32 would be subnormal, where
+// many CPUs are slow, and NaN are rare: they are taken for 0 there and seen to one by one.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr float kCodeUnit = 0x1p-120f, kActivationUnit = 0x1p64f, kSumUnit = 0x1p56f;
+#else
+constexpr float kCodeUnit = 1.0f, kActivationUnit = 1.0f, kSumUnit = 1.0f;
+#endif
+
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline Floats splat(float value) {
+#if defined(__AVX512F__)
+    return _mm512_set1_ps(value);
+#elif defined(__AVX__)
+    return _mm256_set1_ps(value);
+#else
+    return Floats{value, value, value, value};
+#endif
+}
+
+inline Floats floats_at(const float* place) {
+    Floats values;
+    __builtin_memcpy(&values, place, sizeof values);
+    return values;
+}
+
+inline void put_floats(float* place, Floats values) { __builtin_memcpy(place, &values, sizeof values); }
+
+// The lanes added up by halves.
+inline float sum_of(Floats values) {
+    float lanes[kWidth];
+    put_floats(lanes, values);
+#if defined(__AVX512F__)
+    const __m256 eight = _mm256_add_ps(_mm256_loadu_ps(lanes), _mm256_loadu_ps(lanes + 8));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+#elif defined(__AVX__)
+    const __m128 four = _mm_add_ps(_mm_loadu_ps(lanes), _mm_loadu_ps(lanes + 4));
+#endif
+#if defined(__AVX__)
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+#endif
+}
+
+// Where the value at each place of a decoded step comes from.
+struct Order {
+    uint8_t source[kStep];
+};
+
+constexpr Order make_order() {
+    Order order = {};
+    for (size_t place = 0; place < kStep; ++place) {
+        size_t source = place;
+        if (kWidth == 16) {  // interleaved bytes of each 128-bit lane, then even and odd places apart
+            const size_t pair = place / 32 * 16 + place % 16, odd = place / 16 % 2, half = pair / 16;
+            source = pair % 16 / 4 * 16 + half * 8 + pair % 4 * 2 + odd;
+        } else if (kWidth == 8) {  // the first bytes of all 32-bit words, then the second ones, ...
+            source = place % 8 * 4 + place / 8;
+        }
+        order.source[place] = static_cast<uint8_t>(source);
+    }
+    return order;
+}
+
+constexpr Order kOrder = make_order();
+
+#if defined(__AVX512F__)
+struct CodeTable {
+    uint8_t low[kMagnitudes], high[kMagnitudes];
+};
+
+// The bfloat16 of every magnitude, as two bytes.
+constexpr CodeTable make_code_table() {
+    CodeTable table = {};
+    for (unsigned code = 0; code < kMagnitudes; ++code) {
+        unsigned bits = (code << 4) + (120 << 7);  // 3 mantissa bits of 7; exponent bias 127 for 7
+        if (code < static_cast<unsigned>(kSmallestNormalCode)) {
+            bits = 0;
+            for (unsigned lead = 0; lead < 3; ++lead)
+                if (code >> lead == 1) bits = ((127 - 9 + lead) << 7) | ((code << (7 - lead)) & 0x7F);
+        }
+        if (code == static_cast<unsigned>(kNanCode)) bits = 0x7FC0;
+        table.low[code] = static_cast<uint8_t>(bits & 0xFF);
+        table.high[code] = static_cast<uint8_t>(bits >> 8);
+    }
+    return table;
+}
+
+alignas(64) constexpr CodeTable kCodeTable = make_code_table();
+
+struct Decoder {
+    const __m512i low0 = _mm512_load_si512(kCodeTable.low), low1 = _mm512_load_si512(kCodeTable.low + 64);
+    const __m512i high0 = _mm512_load_si512(kCodeTable.high), high1 = _mm512_load_si512(kCodeTable.high + 64);
+    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+
+    // 64 codes as 2 vectors of 32 bfloat16.
+    void pairs(const uint8_t* codes, __m512i* out) const {
+        const __m512i step = _mm512_loadu_si512(codes);
+        const __m512i low = _mm512_permutex2var_epi8(low0, step, low1);
+        const __m512i unsigned_high = _mm512_permutex2var_epi8(high0, step, high1);
+        const __m512i high = _mm512_ternarylogic_epi32(unsigned_high, step, sign, 0xF8);  // a | (b & c)
+        out[0] = _mm512_unpacklo_epi8(low, high);
+        out[1] = _mm512_unpackhi_epi8(low, high);
+    }
+
+    uint32_t operator()(const uint8_t* codes, Floats* out) const {
+        __m512i halves[2];
+        pairs(codes, halves);
+        for (size_t half = 0; half < 2; ++half) {
+            const Ints bits = reinterpret_cast<Ints>(halves[half]);
+            out[2 * half] = floats_of(bits << 16);
+            out[2 * half + 1] = floats_of(bits & static_cast<int32_t>(0xFFFF0000));
+        }
+        return 0;
+    }
+};
+#elif defined(__AVX2__)
+struct Decoder {
+    // The rare ones among the codes, a bit for each.
+    uint32_t operator()(const uint8_t* codes, Floats* out) const {
+        __m256i step = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+        const __m256i less = _mm256_sub_epi8(_mm256_and_si256(step, _mm256_set1_epi8(0x7F)), _mm256_set1_epi8(1));
+        const __m256i subnormal = _mm256_cmpeq_epi8(_mm256_min_epu8(less, _mm256_set1_epi8(kSmallestNormalCode - 2)), less);
+        const __m256i nan = _mm256_cmpeq_epi8(less, _mm256_set1_epi8(kNanCode - 1)), rare = _mm256_or_si256(subnormal, nan);
+        const uint32_t mask = static_cast<uint32_t>(_mm256_movemask_epi8(rare));
+        if (__builtin_expect(mask != 0, 0)) step = _mm256_andnot_si256(rare, step);
+        const __m256i kept = _mm256_set1_epi32(static_cast<int>(0x87F00000));
+        const __m256i words[4] = {_mm256_slli_epi32(step, 24), _mm256_slli_epi32(step, 16), _mm256_slli_epi32(step, 8), step};
+        for (size_t i = 0; i < 4; ++i)
+            out[i] = reinterpret_cast<Floats>(_mm256_and_si256(_mm256_srai_epi32(words[i], 4), kept));
+        return mask;
+    }
+};
+#else
+struct Decoder {
+    float values[256];
+
+    Decoder() { e4m3_decode(all().codes, values, 256); }
+    uint32_t operator()(const uint8_t* codes, Floats* out) const {
+        float decoded[kStep];
+        for (size_t place = 0; place < kStep; ++place) decoded[place] = values[codes[place]];
+        __builtin_memcpy(out, decoded, sizeof decoded);
+        return 0;
+    }
+
+  private:
+    struct All {
+        uint8_t codes[256];
+    };
+    static constexpr All all() {
+        All result = {};
+        for (unsigned code = 0; code < 256; ++code) result.codes[code] = static_cast<uint8_t>(code);
+        return result;
+    }
+};
+#endif
+
+// Whole steps of weights as float32, whatever they are stored in, in units of kUnit. Return the rare ones, which became 0.
+struct E4M3Weights {
+    using Stored = uint8_t;
+    static constexpr float kUnit = kCodeUnit;
+    const Decoder decode{};
+    uint32_t load(const uint8_t* weights, Floats* out) const { return decode(weights, out); }
+};
+
+struct BF16Weights {
+    using Stored = uint16_t;
+    static constexpr float kUnit = 1.0f;
+    uint32_t load(const uint16_t* weights, Floats* out) const {
+        for (size_t i = 0; i < 4; ++i) {
+            Ints bits;
+            load_bits(bits, weights + i * kWidth);
+            out[i] = floats_of(bits);
+        }
+        return 0;
+    }
+};
+
+struct F32Weights {
+    using Stored = float;
+    static constexpr float kUnit = 1.0f;
+    uint32_t load(const float* weights, Floats* out) const {
+        for (size_t i = 0; i < 4; ++i) out[i] = floats_at(weights + i * kWidth);
+        return 0;
+    }
+};
+
+// The last step of a row is filled up with zeros.
+template <typename Weights>
+inline uint32_t load_step(const Weights& weights, const typename Weights::Stored* row, size_t left, Floats* out) {
+    if (left >= kStep) return weights.load(row, out);
+    typename Weights::Stored padded[kStep] = {};
+    __builtin_memcpy(padded, row, left * sizeof padded[0]);
+    return weights.load(padded, out);
+}
+
+// What the rare codes of a step contribute to a sum; x lies as `arrange` leaves it.
+template <typename Stored> float rare_products(const Stored* codes, uint32_t rare, const float* x) {
+    float sum = 0.0f;
+    for (size_t place = 0; place < kStep; ++place) {
+        const size_t source = kOrder.source[place];
+        if (rare >> source & 1)
+            sum += decode_one(static_cast<int32_t>(codes[source])) / kSumUnit * (x[place] / kActivationUnit);
+    }
+    return sum;
+}
+
+inline float scale_of(const MatrixView& matrix, size_t row, size_t column) {
+    if (matrix.scales == nullptr) return 1.0f;
+    const size_t place = row / kBlock * ((matrix.columns + kBlock - 1) / kBlock) + column / kBlock;
+    return matrix.scales_are_f32 ? static_cast<const float*>(matrix.scales)[place]
+                                 : weight_at(static_cast<const uint16_t*>(matrix.scales), place);
+}
+
+void arrange(const float* x, size_t columns, Element element, float* arranged) {
+    const size_t whole = in_groups(columns);
+    for (size_t step = 0; step < whole; step += kStep)
+        for (size_t place = 0; place < kStep; ++place) {
+            const size_t source = step + (element == kE4M3 ? kOrder.source[place] : place);
+            const float unit = element == kE4M3 ? kActivationUnit : 1.0f;
+            arranged[step + place] = source < columns ? x[source] * unit : 0.0f;
+        }
+}
+
+// Fetches what will be read kPrefetched bytes later: further on, or where the caller goes on after `end`.
+struct Ahead {
+    const char *end, *next;
+
+    void operator()(const void* place) const {
+        const char* const later = static_cast<const char*>(place) + kPrefetched;
+        __builtin_prefetch(later < end ? later : next + (later - end));
+    }
+};
+
+// The sum of a block's share of one row: `count` weights, all of a block unless they are the row's last.
+template <typename Weights>
+inline Floats dot_block(const Weights& weights, const typename Weights::Stored* row, const float* x, size_t count,
+                        const Ahead& fetch) {
+    constexpr size_t line = 64 / sizeof row[0];
+    Floats even = {}, odd = {};
+    float rest = 0.0f;
+    for (size_t k = 0; k < count; k += kStep) {
+        if (k % line == 0)
+            for (size_t ahead = 0; ahead < kStep; ahead += line) fetch(row + k + ahead);
+        Floats values[4];
+        const uint32_t rare = load_step(weights, row + k, count - k, values);
+        if (__builtin_expect(rare != 0, 0)) rest += rare_products(row + k, rare, x + k);
+        even = multiply_add(values[0], floats_at(x + k), even);
+        odd = multiply_add(values[1], floats_at(x + k + kWidth), odd);
+        even = multiply_add(values[2], floats_at(x + k + 2 * kWidth), even);
+        odd = multiply_add(values[3], floats_at(x + k + 3 * kWidth), odd);
+    }
+    if (__builtin_expect(rest != 0.0f, 0)) even[0] += rest;  // NaN too
+    return even + odd;
+}
+
+template <typename Weights>
+void dot_rows(const MatrixView& matrix, const float* x, size_t first, size_t last, const void* next, float* y) {
+    using Stored = typename Weights::Stored;
+    const Weights weights{};
+    const Stored* row = static_cast<const Stored*>(matrix.values) + first * matrix.columns;
+    const size_t whole = matrix.columns / kBlock * kBlock;
+    const char* const end = reinterpret_cast<const char*>(row + (last - first) * matrix.columns);
+    const Ahead fetch{end, next == nullptr ? end : static_cast<const char*>(next)};
+    for (size_t number = first; number < last; ++number, row += matrix.columns) {
+        Floats total = {};
+        const auto add = [&](Floats sum, size_t block) {
+            if (sizeof(Stored) == 1)
+                total = multiply_add(sum, splat(scale_of(matrix, number, block) * kSumUnit), total);
+            else
+                total = total + sum;
+        };
+        for (size_t block = 0; block < whole; block += kBlock) add(dot_block(weights, row + block, x + block, kBlock, fetch), block);
+        if (whole < matrix.columns) add(dot_block(weights, row + whole, x + whole, matrix.columns - whole, fetch), whole);
+        y[number] = sum_of(total);
+    }
+}
+
+void dot(const MatrixView& matrix, const float* x, size_t first, size_t last, const void* next, float* y) {
+    if (matrix.element == kE4M3) return dot_rows<E4M3Weights>(matrix, x, first, last, next, y);
+    if (matrix.element == kBF16) return dot_rows<BF16Weights>(matrix, x, first, last, next, y);
+    dot_rows<F32Weights>(matrix, x, first, last, next, y);
+}
+
+// Packed vectors lie in tiles of as many tokens as a tile of `multiply` has, each [columns][width]: how many the next tile
+// has when so many are left.
+inline size_t tile_width(size_t left) {
+    if (kWidth < 16) return kTokens;
+    return left >= 3 * kTokens && left != 4 * kTokens ? 3 * kTokens : left >= 2 * kTokens ? 2 * kTokens : kTokens;
+}
+
+void pack(const float* const* x, size_t count, size_t tokens, const Share& share, Element element, float* packed) {
+    const size_t whole = in_groups(share.columns);
+    for (size_t first = 0, width; first < tokens; first += width) {
+        width = tile_width(tokens - first);
+        float* row = packed + first * whole + share.first * width;
+        for (size_t place = 0; place < in_groups(share.count); ++place, row += width) {
+            const size_t source = element == kE4M3 ? place / kStep * kStep + kOrder.source[place % kStep] : place;
+            for (size_t token = 0; token < width; ++token)
+                row[token] = first + token < count && source < share.count ? x[first + token][source] : 0.0f;
+        }
+    }
+}
+
+// Adds scale * (weights times activations) over `depth` places to y, or sets it: Rows rows, N vectors of tokens.
+template <size_t Rows, size_t N>
+inline void multiply_tile(const float* weights, const float* packed, size_t depth, size_t tokens, float scale, bool set,
+                          float* y) {
+    Floats sums[Rows][N] = {};
+    for (size_t k = 0; k < depth; ++k) {
+        Floats inputs[N];
+        for (size_t i = 0; i < N; ++i) inputs[i] = floats_at(packed + (k * N + i) * kWidth);
+        for (size_t row = 0; row < Rows; ++row) {
+            const Floats weight = splat(weights[row * kBlock + k]);
+            for (size_t i = 0; i < N; ++i) sums[row][i] = multiply_add(weight, inputs[i], sums[row][i]);
+        }
+    }
+    for (size_t row = 0; row < Rows; ++row)
+        for (size_t i = 0; i < N; ++i) {
+            float* const place = y + row * tokens + i * kWidth;
+            const Floats before = set ? Floats{} : floats_at(place);
+            put_floats(place, multiply_add(sums[row][i], splat(scale), before));
+        }
+}
+
+// Fetches what decode() will want two blocks later: of the same row, or of that which takes its place in the next tile.
+template <typename Stored> inline void fetch_ahead(const Stored* place, size_t left, size_t stride) {
+    constexpr size_t ahead = 2 * kBlock;
+    __builtin_prefetch(left > ahead ? place + ahead : place + ahead + (kTileRows - 1) * stride);
+}
+
+// Products with float32 activations: a tile of decoded weights [rows][block].
+template <typename Weights> struct Products {
+    using Stored = typename Weights::Stored;
+    using Packed = float;
+
+    const Weights weights{};
+    alignas(64) float tile[kTileRows * kBlock];
+
+    // `depth` places of rows of the matrix, each `row` with `left` weights left; where they end, zeros.
+    void decode(const Stored* row, size_t stride, size_t rows, size_t left, size_t depth) {
+        for (size_t number = 0; number < rows; ++number, row += stride)
+            for (size_t k = 0; k < depth; k += kStep) {
+                Floats values[4];
+                const size_t here = k < left ? left - k : 0;
+                fetch_ahead(row + k, here, stride);
+                const uint32_t rare = load_step(weights, row + k, here, values);
+                float* const decoded = tile + number * kBlock + k;
+                for (size_t i = 0; i < 4; ++i) put_floats(decoded + i * kWidth, values[i] * (1.0f / Weights::kUnit));
+                if (__builtin_expect(rare != 0, 0))
+                    for (size_t i = 0; i < kStep; ++i)
+                        if (rare >> kOrder.source[i] & 1)
+                            decoded[i] = decode_one(static_cast<int32_t>(row[k + kOrder.source[i]]));
+            }
+    }
+
+    template <size_t Rows>
+    void multiply(size_t row, const float* packed, size_t width, size_t depth, size_t tokens, float scale, bool set,
+                  float* y) const {
+        const float* const rows = tile + row * kBlock;
+        if (kWidth == 16 && width == 3 * kTokens)
+            return multiply_tile<Rows, kWidth == 16 ? 3 : 1>(rows, packed, depth, tokens, scale, set, y);
+        if (kWidth == 16 && width == 2 * kTokens)
+            return multiply_tile<Rows, kWidth == 16 ? 2 : 1>(rows, packed, depth, tokens, scale, set, y);
+        multiply_tile<Rows, kVectors>(rows, packed, depth, tokens, scale, set, y);
+    }
+};
+
+// A few rows at a time are decoded, a block of each, and multiplied with all tokens, tile by tile.
+template <typename Kernel>
+void multiply_rows(const MatrixView& matrix, const typename Kernel::Packed* packed, size_t tokens, size_t first,
+                   size_t last, float* y) {
+    using Stored = typename Kernel::Stored;
+    Kernel kernel;
+    const size_t whole = in_groups(matrix.columns);
+    for (size_t start = first; start < last; start += kTileRows) {
+        const size_t rows = last - start < kTileRows ? last - start : kTileRows;
+        const Stored* const stored = static_cast<const Stored*>(matrix.values) + start * matrix.columns;
+        float* const out = y + (start - first) * tokens;
+        for (size_t block = 0; block < matrix.columns; block += kBlock) {
+            const size_t left = matrix.columns - block, depth = left < kBlock ? in_groups(left) : kBlock;
+            const bool set = block == 0;
+            kernel.decode(stored + block, matrix.columns, rows, left, depth);
+            const float scale = sizeof(Stored) == 1 ? scale_of(matrix, start, block) : 1.0f;
+            for (size_t token = 0, width; token < tokens; token += width) {
+                width = tile_width(tokens - token);
+                const typename Kernel::Packed* const inputs = packed + token * whole + block * width;
+                size_t row = 0;
+                for (; row + kParallel <= rows; row += kParallel)
+                    kernel.template multiply<kParallel>(row, inputs, width, depth, tokens, scale, set,
+                                                        out + row * tokens + token);
+                for (; row < rows; ++row)
+                    kernel.template multiply<1>(row, inputs, width, depth, tokens, scale, set, out + row * tokens + token);
+            }
+        }
+    }
+}
+
+void multiply(const MatrixView& matrix, const float* packed, size_t tokens, size_t first, size_t last, float* y) {
+    if (matrix.element == kE4M3) return multiply_rows<Products<E4M3Weights>>(matrix, packed, tokens, first, last, y);
+    if (matrix.element == kBF16) return multiply_rows<Products<BF16Weights>>(matrix, packed, tokens, first, last, y);
+    multiply_rows<Products<F32Weights>>(matrix, packed, tokens, first, last, y);
+}
+
+#if defined(__AVX512F__)
+// The place of each pair of neighbours in a decoded group of bfloat16.
+struct PairOrder {
+    int32_t place[kGroup / 2];
+};
+
+constexpr PairOrder make_pair_order() {
+    PairOrder order = {};
+    for (size_t place = 0; place < kGroup / 2; ++place) {
+        const size_t source = place % 16 / 4 * 16 + place / 16 * 8 + place % 4 * 2;
+        order.place[source / 2] = static_cast<int32_t>(place);
+    }
+    return order;
+}
+
+alignas(64) constexpr PairOrder kPairOrder = make_pair_order();
+
+// Sixteen pairs of a group, from value 32 * half on; zeros after `left` values.
+inline __m512i round_pairs(const float* x, size_t left) {
+    const __mmask32 there = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+    const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(there), x);
+    const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(there >> 16), x + 16);
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
+// Into every `stride`-th word from `out` on, in decoded order.
+inline void place_pairs(const float* x, size_t columns, size_t stride, int32_t* out) {
+    const __m512i strides = _mm512_set1_epi32(static_cast<int>(stride));
+    for (size_t k = 0; k < columns; k += 32) {
+        const size_t half = k % kGroup / 32;
+        const __m512i places = _mm512_load_si512(kPairOrder.place + 16 * half);
+        int32_t* const group = out + k / kGroup * (kGroup / 2) * stride;
+        _mm512_i32scatter_epi32(group, _mm512_mullo_epi32(places, strides), round_pairs(x + k, columns - k), 4);
+    }
+}
+
+void arrange_bf16(const float* x, size_t columns, uint16_t* arranged) {
+    for (size_t k = columns / kGroup * kGroup; k < in_groups(columns); ++k) arranged[k] = 0;
+    place_pairs(x, columns, 1, reinterpret_cast<int32_t*>(arranged));
+}
+
+// The codes of a group, fewer at the end of a row, as pairs of bfloat16.
+inline void load_pairs(const Decoder& decode, const uint8_t* codes, size_t left, __m512i* out) {
+    if (left >= kGroup) return decode.pairs(codes, out);
+    uint8_t padded[kGroup] = {};
+    __builtin_memcpy(padded, codes, left);
+    decode.pairs(padded, out);
+}
+
+inline __m512 dot_block_bf16(const Decoder& decode, const uint8_t* row, const uint16_t* x, size_t count,
+                             const Ahead& fetch) {
+    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+    for (size_t k = 0; k < count; k += kGroup) {
+        fetch(row + k);
+        __m512i pairs[2];
+        load_pairs(decode, row + k, count - k, pairs);
+        even = _mm512_dpbf16_ps(even, reinterpret_cast<__m512bh>(pairs[0]),
+                                reinterpret_cast<__m512bh>(_mm512_loadu_si512(x + k)));
+        odd = _mm512_dpbf16_ps(odd, reinterpret_cast<__m512bh>(pairs[1]),
+                               reinterpret_cast<__m512bh>(_mm512_loadu_si512(x + k + 32)));
+    }
+    return _mm512_add_ps(even, odd);
+}
+
+void dot_bf16(const MatrixView& matrix, const uint16_t* x, size_t first, size_t last, const void* next, float* y) {
+    const Decoder decode{};
+    const uint8_t* row = static_cast<const uint8_t*>(matrix.values) + first * matrix.columns;
+    const size_t whole = matrix.columns / kBlock * kBlock;
+    const char* const end = reinterpret_cast<const char*>(row + (last - first) * matrix.columns);
+    const Ahead fetch{end, next == nullptr ? end : static_cast<const char*>(next)};
+    for (size_t number = first; number < last; ++number, row += matrix.columns) {
+        __m512 total = _mm512_setzero_ps();
+        const auto add = [&](__m512 sum, size_t block) {
+            total = _mm512_fmadd_ps(sum, _mm512_set1_ps(scale_of(matrix, number, block)), total);
+        };
+        for (size_t block = 0; block < whole; block += kBlock)
+            add(dot_block_bf16(decode, row + block, x + block, kBlock, fetch), block);
+        if (whole < matrix.columns) add(dot_block_bf16(decode, row + whole, x + whole, matrix.columns - whole, fetch), whole);
+        y[number] = sum_of(reinterpret_cast<Floats>(total));
+    }
+}
+
+void pack_bf16(const float* const* x, size_t count, size_t tokens, const Share& share, uint16_t* packed) {
+    const size_t whole = in_groups(share.columns) / 2, size = in_groups(share.count) / 2;
+    for (size_t first = 0, width; first < tokens; first += width) {
+        width = tile_width(tokens - first);
+        int32_t* const words = reinterpret_cast<int32_t*>(packed) + first * whole + share.first / 2 * width;
+        if (first + width > count || share.count % kGroup != 0) __builtin_memset(words, 0, size * width * sizeof *words);
+        for (size_t token = 0; token < width && first + token < count; ++token)
+            place_pairs(x[first + token], share.count, width, words + token);
+    }
+}
+
+// Products with bfloat16 activations, in pairs of neighbours.
+struct PairProducts {
+    using Stored = uint8_t;
+    using Packed = uint16_t;
+
+    const Decoder decoder{};
+    alignas(64) int32_t tile[kTileRows * kBlock / 2];
+
+    void decode(const uint8_t* row, size_t stride, size_t rows, size_t left, size_t depth) {
+        for (size_t number = 0; number < rows; ++number, row += stride)
+            for (size_t k = 0; k < depth; k += kGroup) {
+                __m512i pairs[2];
+                fetch_ahead(row + k, left - k, stride);
+                load_pairs(decoder, row + k, left - k, pairs);
+                _mm512_store_si512(tile + (number * kBlock + k) / 2, pairs[0]);
+                _mm512_store_si512(tile + (number * kBlock + k) / 2 + 16, pairs[1]);
+            }
+    }
+
+    template <size_t Rows>
+    void multiply(size_t row, const uint16_t* packed, size_t width, size_t depth, size_t tokens, float scale, bool set,
+                  float* y) const {
+        const int32_t *const rows = tile + row * (kBlock / 2), *const words = reinterpret_cast<const int32_t*>(packed);
+        if (width == 3 * kTokens) return tile_of<Rows, 3>(rows, words, depth / 2, tokens, scale, set, y);
+        if (width == 2 * kTokens) return tile_of<Rows, 2>(rows, words, depth / 2, tokens, scale, set, y);
+        tile_of<Rows, 1>(rows, words, depth / 2, tokens, scale, set, y);
+    }
+
+    template <size_t Rows, size_t N>
+    static void tile_of(const int32_t* weights, const int32_t* packed, size_t depth, size_t tokens, float scale, bool set,
+                        float* y) {
+        __m512 sums[Rows][N];
+        for (size_t row = 0; row < Rows; ++row)
+            for (size_t i = 0; i < N; ++i) sums[row][i] = _mm512_setzero_ps();
+        for (size_t k = 0; k < depth; ++k) {
+            __m512bh inputs[N];
+            for (size_t i = 0; i < N; ++i)
+                inputs[i] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed + (k * N + i) * 16));
+            for (size_t row = 0; row < Rows; ++row) {
+                const __m512bh weight = reinterpret_cast<__m512bh>(_mm512_set1_epi32(weights[row * (kBlock / 2) + k]));
+                for (size_t i = 0; i < N; ++i) sums[row][i] = _mm512_dpbf16_ps(sums[row][i], weight, inputs[i]);
+            }
+        }
+        for (size_t row = 0; row < Rows; ++row)
+            for (size_t i = 0; i < N; ++i) {
+                float* const place = y + row * tokens + i * 16;
+                const __m512 before = set ? _mm512_setzero_ps() : _mm512_loadu_ps(place);
+                _mm512_storeu_ps(place, _mm512_fmadd_ps(sums[row][i], _mm512_set1_ps(scale), before));
+            }
+    }
+};
+
+void multiply_bf16(const MatrixView& matrix, const uint16_t* packed, size_t tokens, size_t first, size_t last, float* y) {
+    multiply_rows<PairProducts>(matrix, packed, tokens, first, last, y);
+}
+#else
+constexpr auto arrange_bf16 = nullptr;
+constexpr auto dot_bf16 = nullptr;
+constexpr auto pack_bf16 = nullptr;
+constexpr auto multiply_bf16 = nullptr;
+#endif
+
+}  // namespace
