@@ -13,6 +13,7 @@ from mosaic.recipes import demo_model
 if TYPE_CHECKING:
     from mosaic.runtime.chat import ChatTemplate
     from mosaic.runtime.engine import Engine
+    from mosaic.runtime.ops.profiled import ProfiledOps
     from mosaic.runtime.sampler import Sampling
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -34,7 +35,15 @@ def command(
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
     context: Annotated[int | None, typer.Option(help="Most tokens of prompt and answer; default: the model's.")] = None,
     kv: Annotated[str, typer.Option(help="How keys and values are kept: f32, bf16 or e4m3.")] = "bf16",
-    threads: Annotated[int, typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use.")] = 1,
+    ops: Annotated[str, typer.Option(help="Who computes: cpu, or reference (slow, float64).")] = "cpu",
+    activations: Annotated[
+        str, typer.Option(help="What E4M3 weights are multiplied with: f32, or bf16 where the CPU can.")
+    ] = "f32",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use; default: all cores."),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time went, by operation.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print figures on standard error.")] = False,
     stats_json: Annotated[
         bool, typer.Option("--stats-json", help="The same as one JSON object, in the last line.")
@@ -62,16 +71,22 @@ def command(
 
     from dataclasses import replace
 
-    import torch
-
     from mosaic.runtime.chat import ChatTemplate
     from mosaic.runtime.engine import load_engine
+    from mosaic.runtime.ops.choice import Activations, OpsName, make_ops
     from mosaic.runtime.state import KVFormat
 
-    if kv not in list(KVFormat):
-        raise InputError("--kv is not a format", found=kv, expected=", ".join(KVFormat), remedy="choose one of them")
-    torch.set_num_threads(threads)
-    engine = load_engine(folder, kv=KVFormat(kv), context=context)
+    choices = (("kv", kv, KVFormat), ("ops", ops, OpsName), ("activations", activations, Activations))
+    for option, value, known in choices:
+        if value not in list(known):
+            raise InputError(f"no such --{option}", found=value, expected=", ".join(known), remedy="choose one of them")
+    chosen = make_ops(OpsName(ops), Activations(activations), threads)
+    profiled = None
+    if profile:
+        from mosaic.runtime.ops.profiled import ProfiledOps
+
+        chosen = profiled = ProfiledOps(chosen)
+    engine = load_engine(folder, chosen, kv=KVFormat(kv), context=context)
     sampling = engine.defaults
     if temperature is not None:
         sampling = replace(sampling, temperature=temperature)
@@ -79,7 +94,8 @@ def command(
         sampling = replace(sampling, top_p=top_p)
     if top_k is not None:
         sampling = replace(sampling, top_k=top_k)
-    answer = Answer(engine, sampling, seed, max_tokens, "json" if stats_json else "text" if stats else "none")
+    shown = "json" if stats_json else "text" if stats else "none"
+    answer = Answer(engine, sampling, seed, max_tokens, shown, profiled)
     if interactive:
         chat(answer, None if raw else ChatTemplate(folder))
         return
@@ -92,24 +108,38 @@ class Answer:
     """Streams the answer to a rendered prompt to standard output."""
 
     def __init__(
-        self, engine: "Engine", sampling: "Sampling", seed: int | None, max_tokens: int | None, stats: str
+        self,
+        engine: "Engine",
+        sampling: "Sampling",
+        seed: int | None,
+        max_tokens: int | None,
+        stats: str,
+        profiled: "ProfiledOps | None",
     ) -> None:
         self._engine = engine
         self._sampling = sampling
         self._seed = seed
         self._max_tokens = max_tokens
         self._stats = stats
+        self._profiled = profiled
 
     def __call__(self, text: str) -> str:
         """The answer; what was printed is what is returned. Ctrl-C in a chat ends the answer, not the chat."""
         from mosaic.runtime.engine import Stats
 
-        stats, parts = Stats(), []
+        stats = Stats()
+        parts: list[str] = []
         tokenizer = self._engine.tokenizer
         stream = tokenizer.stream()
         tokens = self._engine.generate(tokenizer.encode(text), self._sampling, self._seed, self._max_tokens, stats)
+        profile: list[str] = []
+        if self._profiled:
+            self._profiled.reset()
         try:
             for token in tokens:
+                if self._profiled and not parts:
+                    profile += ["prompt", *self._profiled.table(self._profiled.elapsed), ""]
+                    self._profiled.reset()
                 parts.append(stream.push(token))
                 print(parts[-1], end="", flush=True)
         finally:
@@ -117,6 +147,18 @@ class Answer:
             print(parts[-1], end="", flush=True)
         if stats.stop_reason == "context full":
             print(f"\nnote: the context of {self._engine.context:,} tokens is full", end="", file=sys.stderr)
+        if self._profiled:
+            from mosaic.runtime.machine import read_ceiling
+            from mosaic.runtime.ops.cpu import threads
+
+            elapsed = self._profiled.elapsed
+            if not profile:  # no token came
+                profile += ["prompt", *self._profiled.table(elapsed), ""]
+                self._profiled.reset()
+                elapsed = self._profiled.elapsed
+            table = self._profiled.table(elapsed, read_ceiling(0.5, threads()))
+            profile += [f"answer, {stats.decoded_tokens} tokens", *table]
+            print("", *profile, sep="\n", file=sys.stderr)
         self._report(stats.as_dict())
         return "".join(parts)
 

@@ -13,13 +13,13 @@ from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
 from mosaic.runtime.conversation import Conversation
 from mosaic.runtime.model import HybridModel
-from mosaic.runtime.ops.reference import ReferenceOps
+from mosaic.runtime.ops import Ops
 from mosaic.runtime.sampler import Sampler, Sampling, generation_defaults, stop_tokens
 from mosaic.runtime.state import KVFormat
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.weights import Weights
 
-PREFILL_CHUNK = 512  # tokens computed together; chunks begin at its multiples
+PREFILL_CHUNK = 1024  # tokens computed together; chunks begin at its multiples
 
 
 @dataclass
@@ -127,10 +127,10 @@ class Engine:
         return self.model.logits(self._conversation.extend(tokens)[-1:])[0].numpy()
 
 
-def load_engine(folder: Path, *, kv: KVFormat = KVFormat.BF16, context: int | None = None) -> Engine:
+def load_engine(folder: Path, ops: Ops, *, kv: KVFormat = KVFormat.BF16, context: int | None = None) -> Engine:
     """An engine over a model directory. The context is the model's own unless a smaller one is given."""
     weights = Weights(folder)
-    model = HybridModel(weights, ReferenceOps(), kv)
+    model = HybridModel(weights, ops, kv)
     longest = weights.catalog.spec.max_position_embeddings
     if context is not None and not 0 < context <= longest:
         raise InputError(

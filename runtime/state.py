@@ -7,7 +7,9 @@ the KV cache only grows and is cut to its old length.
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic.format.e4m3 import E4M3_MAX
@@ -44,6 +46,28 @@ class KVPool:
             self._scales.append(torch.empty((*self._shape[:-1], 1)))
         return len(self._values) - 1
 
+    @property
+    def format(self) -> KVFormat:
+        """How keys and values are stored."""
+        return self._format
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self._shape[2]
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of the key and value of one token."""
+        width = {KVFormat.F32: 4, KVFormat.BF16: 2, KVFormat.E4M3: 1}[self._format]
+        scale = 4 if self._format is KVFormat.E4M3 else 0
+        return 2 * self.kv_heads * (self._shape[3] * width + scale)
+
+    def address(self, page: int) -> tuple[int, int]:
+        """Where a page lies and where its scales do (0 if it has none)."""
+        scales = self._scales[page].data_ptr() if self._scales else 0
+        return self._values[page].data_ptr(), scales
+
     def free(self, pages: list[int]) -> None:
         """Take pages back."""
         self._free.extend(pages)
@@ -70,7 +94,28 @@ class KVCache:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._pages: list[int] = []
+        self._addresses = np.empty((2, 16), np.int64)  # of the pages and of their scales
         self.length = 0
+
+    @property
+    def format(self) -> KVFormat:
+        """How keys and values are stored."""
+        return self._pool.format
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self._pool.kv_heads
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tokens so far take."""
+        return self.length * self._pool.token_nbytes
+
+    def addresses(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Where the pages lie ([2, PAGE_TOKENS, kv heads, d] each), and their scales if the format has them."""
+        pages, scales = self._addresses[:, : len(self._pages)]
+        return pages, scales if self.format is KVFormat.E4M3 else None
 
     def append(self, key: Tensor, value: Tensor) -> None:
         """Add key and value [T, kv heads, d]."""
@@ -78,11 +123,18 @@ class KVCache:
         while done < rows.shape[1]:
             first = self.length % PAGE_TOKENS
             if first == 0:
-                self._pages.append(self._pool.allocate())
+                self._grow()
             count = min(PAGE_TOKENS - first, rows.shape[1] - done)
             self._pool.write(self._pages[-1], first, rows[:, done : done + count])
             self.length += count
             done += count
+
+    def _grow(self) -> None:
+        page = self._pool.allocate()
+        if len(self._pages) == self._addresses.shape[1]:
+            self._addresses = np.concatenate((self._addresses, np.empty_like(self._addresses)), axis=1)
+        self._addresses[:, len(self._pages)] = self._pool.address(page)
+        self._pages.append(page)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """All keys and values, float32 [S, kv heads, d]."""
@@ -129,9 +181,9 @@ class SequenceState:
                 self.layers.append(DeltaState(spec.gated_delta))
 
     def snapshot(self) -> Snapshot:
-        """The state as it is now. Tensors are replaced and never changed in place, so references are enough."""
+        """The state as it is now, copied: operations may change it in place."""
         delta = (layer for layer in self.layers if isinstance(layer, DeltaState))
-        return Snapshot(self.length, tuple((layer.conv, layer.recurrent) for layer in delta))
+        return Snapshot(self.length, tuple((layer.conv.clone(), layer.recurrent.clone()) for layer in delta))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of this sequence."""
@@ -141,7 +193,7 @@ class SequenceState:
             if isinstance(layer, KVCache):
                 layer.cut(snapshot.length)
             else:
-                layer.conv, layer.recurrent = next(delta)
+                layer.conv, layer.recurrent = (part.clone() for part in next(delta))
                 layer.position = snapshot.length
         self.length = snapshot.length
 

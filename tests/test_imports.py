@@ -16,7 +16,7 @@ SOURCES = {
     path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
     for path in (*(file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))), ROOT / RECIPES[0])
 }
-NATIVE_USERS = {"runtime/ops/cpu.py", "runtime/experts/store.py", "convert/quantize.py"}
+NATIVE_USERS = {"runtime/machine.py", "runtime/ops/cpu.py", "runtime/experts/store.py", "convert/quantize.py"}
 DECISIONS = {f"runtime/experts/{name}.py" for name in ("keys", "tracker", "placement", "slots")}
 #: Pieces of Hugging Face tensor names. `_scale_inv` has one more owner, the contract.
 TENSOR_NAMES = re.compile(
@@ -117,7 +117,7 @@ def test_converter_loads_no_torch(module):
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
 
 
-@pytest.mark.parametrize("program", ["mosaic-convert", "mosaic-verify", "mosaic-run"])
+@pytest.mark.parametrize("program", ["mosaic-convert", "mosaic-verify", "mosaic-run", "mosaic-bench"])
 def test_help_is_quick_and_loads_no_torch(program):
     # torch alone takes more than a second to import here, so time is the symptom and the module list the proof.
     script = Path(sys.executable).with_name(program)

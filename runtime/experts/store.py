@@ -32,10 +32,15 @@ class MappedExperts:
                 remedy="convert the checkpoint again",
             )
         self._rows = dict(zip(keys, rows, strict=True))
+        self._views: dict[tuple[int, int], Expert] = {}  # of those that were asked for
 
     def expert(self, layer: int, expert: int) -> Expert:
         """The matrices of one expert."""
-        row = self._rows[layer, expert]
+        if (layer, expert) not in self._views:
+            self._views[layer, expert] = self._view(self._rows[layer, expert])
+        return self._views[layer, expert]
+
+    def _view(self, row: Any) -> Expert:
         shard = self._weights.shards[row["shard"].decode()]
         code_dtype, scale_dtype = row["code_dtype"].decode(), row["scale_dtype"].decode()
         offset, scale_offset = int(row["offset"]), int(row["scale_offset"])

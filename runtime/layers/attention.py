@@ -12,7 +12,7 @@ from mosaic.runtime.weights import Weights
 
 
 class Attention:
-    """One attention mixer. Attends to what the cache returns, not to what was put in."""
+    """One attention mixer. Attends to what the cache holds, not to what was put in."""
 
     def __init__(self, ops: Ops, spec: ModelSpec, weights: Weights, key: str) -> None:
         self._ops = ops
@@ -41,7 +41,7 @@ class Attention:
         positions = torch.arange(cache.length, cache.length + tokens)
         query, key = self._rotate(self._query_norm(query), positions), self._rotate(self._key_norm(key), positions)
         cache.append(key, value)
-        result = self._ops.attention(query, *cache.read())
+        result = self._ops.attention(query, cache)
         if gate is not None:
             result = self._ops.sigmoid_gate(result, gate)
         return self._output(result.reshape(tokens, -1))

@@ -1,8 +1,8 @@
 """The seam between the model and arithmetic: one table of operations, several implementations.
 
-`reference` (torch, slow) is the specification. Shapes: T tokens, S tokens seen so far including these T, H hidden,
-N x K a matrix, E experts, C convolution channels, h heads, d dims of a head. An implementation chooses the float type
-of activations and recurrent states.
+`reference` (torch, slow) is the specification, `cpu` the fast one. Shapes: T tokens, H hidden, N x K a matrix, E
+experts, C convolution channels, h heads, d dims of a head. An implementation chooses the float type of activations and
+recurrent states.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mosaic.runtime.state import KVCache
 from mosaic.runtime.weights import Expert, Weight
 
 
@@ -42,7 +43,7 @@ class DeltaInputs:
 
 
 class Ops(Protocol):
-    """Every operation a model is made of. No operation changes its arguments."""
+    """Every operation a model is made of. Of its arguments an operation may change states, which it also returns."""
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
         """Rows [T, H] of the embedding table."""
@@ -59,8 +60,8 @@ class Ops(Protocol):
     def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
         """Rotary embedding of the first `rotary_dim` dims of x [T, h, d], halves paired; positions [T]."""
 
-    def attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Causal attention of the last T of S tokens: query [T, h, d], key and value [S, kv heads, d]; [T, h, d]."""
+    def attention(self, query: Tensor, cache: KVCache) -> Tensor:
+        """Causal attention of the last T of the tokens in the cache: query [T, h, d]; [T, h, d]."""
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """X * sigmoid(gate), broadcast."""

@@ -13,6 +13,7 @@ from torch.nn.functional import silu, softplus
 
 from mosaic.format.e4m3 import BLOCK, VALUES
 from mosaic.runtime.ops import DeltaInputs, Routing
+from mosaic.runtime.state import KVCache
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
 
 EXACT = torch.float64
@@ -52,8 +53,12 @@ class ReferenceOps:
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return torch.cat((turned, x[..., rotary_dim:].to(EXACT)), dim=-1)
 
-    def attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See Ops. One head at a time, so that scratch is T x S."""
+    def attention(self, query: Tensor, cache: KVCache) -> Tensor:
+        """See Ops."""
+        return self.attend(query, *cache.read())
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The same with key and value [S, kv heads, d]. One head at a time, so that scratch is T x S."""
         tokens, heads, dim = query.shape
         seen, kv_heads, _ = key.shape
         future = torch.arange(seen) > torch.arange(seen - tokens, seen)[:, None]

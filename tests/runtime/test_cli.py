@@ -382,7 +382,7 @@ class Terminal:
 
 def test_a_chat_survives_ctrl_c_and_ends_with_ctrl_d(demo):
     asked = "Who was Moses?"
-    with Terminal(demo, "--temperature", 0, "--max-tokens", 30, "--stats-json") as terminal:
+    with Terminal(demo, "--temperature", 0, "--max-tokens", 100, "--stats-json", "--ops", "reference") as terminal:
         terminal.read_until(r"> $")
         terminal.type(f"{asked}\r")
         first = terminal.read_until(r"\n> $")

@@ -16,6 +16,7 @@ from mosaic.runtime import conversation as conversation_module
 from mosaic.runtime import engine as engine_module
 from mosaic.runtime import state as state_module
 from mosaic.runtime.engine import Engine, Stats, load_engine
+from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.sampler import Sampling
 from mosaic.runtime.state import KVCache, KVFormat, KVPool, SequenceState
 from support.tiny_tokenizer import END_OF_TEXT, IM_END, UNUSED
@@ -26,7 +27,7 @@ IDS = np.random.default_rng(2).integers(0, 256, 400).tolist()
 
 def new_engine(folder: Path, stop: frozenset[int] = frozenset(), **options) -> Engine:
     """Without stop tokens: random weights would meet one by chance."""
-    made = load_engine(folder, **options)
+    made = load_engine(folder, options.pop("ops", None) or CpuOps(), **options)
     made.stop = stop
     return made
 
@@ -95,7 +96,7 @@ def test_a_stop_token_at_once_gives_an_empty_answer(tiny, fresh):
 
 def test_the_stop_tokens_are_those_of_both_files(tiny):
     """Of the text_config and of generation_config.json."""
-    assert load_engine(tiny).stop == {IM_END, END_OF_TEXT}
+    assert load_engine(tiny, CpuOps()).stop == {IM_END, END_OF_TEXT}
 
 
 def test_the_answer_ends_when_the_context_is_full(tiny):
@@ -140,14 +141,14 @@ def test_a_refused_prompt_leaves_the_conversation_alone(engine):
 @pytest.mark.parametrize("context", [0, -1, 4097])
 def test_a_context_the_model_does_not_have_is_refused(tiny, context):
     with pytest.raises(InputError, match="--context") as caught:
-        load_engine(tiny, context=context)
+        load_engine(tiny, CpuOps(), context=context)
     assert caught.value.facts["found"] == str(context)
 
 
 def test_the_context_is_the_models_own_unless_given(tiny):
-    assert load_engine(tiny).context == 4096
-    assert load_engine(tiny, context=4096).context == 4096
-    assert load_engine(tiny, context=1).context == 1
+    assert load_engine(tiny, CpuOps()).context == 4096
+    assert load_engine(tiny, CpuOps(), context=4096).context == 4096
+    assert load_engine(tiny, CpuOps(), context=1).context == 1
 
 
 def test_padding_rows_are_never_chosen(engine):

@@ -1,0 +1,155 @@
+"""mosaic-bench: how fast a model directory is on this machine. Heavy imports wait until the arguments are sound."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mosaic.format.errors import InputError, run_program
+from mosaic.recipes import demo_model
+
+if TYPE_CHECKING:
+    from mosaic.runtime.bench import Measurement
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+PROMPT, GENERATE = 512, 1 << 7  # tokens, as llama-bench has them; not the block of the format
+CEILING_SECONDS = 1.0
+
+Figures = dict[str, float | int | str | None]
+
+
+@app.command()
+def command(
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Model directory; left out with --demo.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Use the embedded demo model instead of OUT.")] = False,
+    prompt: Annotated[
+        list[int] | None, typer.Option(min=1, metavar="TOKENS", help=f"Length of a prompt, {PROMPT}; may be repeated.")
+    ] = None,
+    generate: Annotated[
+        list[int] | None, typer.Option(min=1, metavar="TOKENS", help=f"Tokens made, {GENERATE}; may be repeated.")
+    ] = None,
+    repetitions: Annotated[int, typer.Option(min=1, help="How often every size is measured.")] = 3,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use; default: all cores."),
+    ] = None,
+    ops: Annotated[str, typer.Option(help="Who computes: cpu, or reference (slow, float64).")] = "cpu",
+    activations: Annotated[
+        str, typer.Option(help="What E4M3 weights are multiplied with: f32, or bf16 where the CPU can.")
+    ] = "f32",
+    kv: Annotated[str, typer.Option(help="How keys and values are kept: f32, bf16 or e4m3.")] = "bf16",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all figures as one JSON object, in the last line.")
+    ] = False,
+) -> None:
+    """Measure how fast OUT reads prompts (pp) and generates tokens (tg), in tokens per second.
+
+    Prompts are random tokens, read from an empty state in the chunks of mosaic-run. Generation begins after 16 tokens,
+    and is fed random tokens one by one; nothing is sampled. Before the first repetition the longest prompt is read
+    once, uncounted. GB/s are the weights read to generate, beside the speed at which this machine can read at all.
+
+    Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
+    """
+    if demo == (out is not None):
+        raise InputError(
+            "what to measure is not clear",
+            found="OUT and --demo together" if demo else "neither OUT nor --demo",
+            expected="one of them",
+            remedy="see mosaic-bench --help",
+        )
+    folder = out or demo_model()
+
+    from mosaic.runtime import machine
+    from mosaic.runtime.bench import run_tests
+    from mosaic.runtime.model import HybridModel
+    from mosaic.runtime.ops.choice import Activations, OpsName, make_ops
+    from mosaic.runtime.ops.cpu import isa
+    from mosaic.runtime.state import KVFormat
+    from mosaic.runtime.weights import Weights
+
+    for option, value, known in (
+        ("kv", kv, KVFormat),
+        ("ops", ops, OpsName),
+        ("activations", activations, Activations),
+    ):
+        if value not in list(known):
+            raise InputError(
+                f"--{option} is none of these", found=value, expected=", ".join(known), remedy="choose one"
+            )
+    count = threads or machine.cores()
+    make_ops(OpsName.CPU, threads=count)  # refuses a MOSAIC_ISA that is not to be had, which the ceiling needs as well
+    chosen = make_ops(OpsName(ops), Activations(activations), count)
+    model = HybridModel(Weights(folder), chosen, KVFormat(kv))
+
+    tests = run_tests(model, prompt or [PROMPT], generate or [GENERATE], repetitions, _note)
+    peak = machine.peak_rss()  # before the ceiling takes memory of its own
+    _note("measuring the read ceiling")
+    ceiling = machine.read_ceiling(CEILING_SECONDS, count) / 1e9
+    prefill, decode = (next(test for test in tests if test.kind == kind) for kind in ("prefill", "decode"))
+    read = _gb_s(decode, model.nbytes_per_token)
+    figures: Figures = {
+        "model": str(folder),
+        "prompt": prefill.tokens,
+        "generate": decode.tokens,
+        "repetitions": repetitions,
+        "prefill_tok_s": prefill.tok_s,
+        "decode_tok_s": decode.tok_s,
+        "weight_bytes_per_token": model.nbytes_per_token,
+        "decode_gb_s": read,
+        "read_ceiling_gb_s": ceiling,
+        "read_share": read / ceiling,
+        "threads": count,
+        "isa": isa(),
+        "ops": ops,
+        "activations": activations if ops == OpsName.CPU else None,
+        "kv": kv,
+        "peak_rss_bytes": peak,
+    }
+    print(table(tests, figures))
+    if as_json:
+        print(json.dumps({**figures, "tests": [test.as_dict() for test in tests]}))
+
+
+def table(tests: "list[Measurement]", figures: Figures) -> str:
+    """What a person reads."""
+    weight_bytes, ceiling = figures["weight_bytes_per_token"], figures["read_ceiling_gb_s"]
+    assert isinstance(weight_bytes, int)
+    assert isinstance(ceiling, float)
+    with_activations = f", {figures['activations']} activations" if figures["activations"] else ""
+    lines = [
+        f"{figures['model']}: {figures['ops']}{with_activations}, kv {figures['kv']}, "
+        f"{figures['threads']} threads, {figures['isa']}",
+        f"{'test':<10}{'tok/s':>10}{'min':>10}{'max':>10}{'GB/s':>8}{'of ceiling':>12}",
+    ]
+    for test in tests:
+        line = f"{test.name:<10}{test.tok_s:>10.2f}{min(test.values):>10.2f}{max(test.values):>10.2f}"
+        if test.kind == "decode":
+            speed = _gb_s(test, weight_bytes)
+            line += f"{speed:>8.2f}{speed / ceiling:>12.0%}"
+        lines.append(line)
+    lines.append(
+        f"medians of {figures['repetitions']}; {weight_bytes:,} weight bytes per token; "
+        f"read ceiling {ceiling:.2f} GB/s; peak memory {figures['peak_rss_bytes']:,} bytes"
+    )
+    return "\n".join(lines)
+
+
+def _gb_s(test: "Measurement", nbytes: int) -> float:
+    """GB/s of weights, of which a token needs `nbytes`."""
+    return test.tok_s * nbytes / 1e9
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def main() -> None:
+    """Entry point."""
+    run_program(app)
+
+
+if __name__ == "__main__":
+    main()
