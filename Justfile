@@ -54,6 +54,10 @@ bench-convert *arguments: (setup "[test]")
     {{ bin }}/python tests/bench/quantize.py
     {{ bin }}/python tests/bench/convert.py {{ arguments }}
 
+# Decode and prefill beside llama.cpp (--llama-python) and the machine's ceilings: models of the 35B's shape, 4 and 8 layers.
+bench *arguments: (setup "[test]")
+    {{ bin }}/python tests/bench/engine.py {{ arguments }}
+
 # Kill and interrupt conversions hundreds of times, at random moments.
 torture *arguments: (setup "[test]")
     {{ bin }}/python tests/kill/torture.py {{ arguments }}

@@ -62,7 +62,7 @@ def command(
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(repetitions):
             for name, run in runs.items():
-                _evict(source)
+                evict(source)
                 start = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - start)
@@ -83,7 +83,8 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _evict(folder: Path) -> None:
+def evict(folder: Path) -> None:
+    """Write the files of a folder out and take them from the page cache."""
     for file in folder.iterdir():
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)
