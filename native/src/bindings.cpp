@@ -112,8 +112,9 @@ PYBIND11_MODULE(_native, module) {
                arg("exponents"), arg("limit"), arg("candidates") = 1, arg("step") = 1, arg("isa") = "",
                "Quantise weights [N, K] (float32, or bfloat16 as uint16; whole 128x128 blocks) into codes (uint8) and "
                "scales (bfloat16 as uint16): rule amax, or the least noise of `candidates` scales from that of rule amax "
-               "upwards, `step` bfloat16 values apart. Adds to counts (128 times uint64) how often each magnitude occurs, and to "
-               "exponents (256 times uint64) how often each biased exponent of a scale does. Returns (sum of squares, sum of squared errors, largest error, "
+               "upwards, `step` bfloat16 values apart. Adds to counts (128 times uint64) how often each magnitude occurs, and "
+               "to exponents (256 times uint64) how often each biased exponent of a scale does. Returns (sum of squares, "
+               "sum of squared errors, largest error, "
                "weights that became 0, sum of squared errors by rule amax, least scale, largest scale), or None if a "
                "magnitude is above `limit` or not a number.");
     mosaic::bind_matrix(module);

@@ -224,8 +224,8 @@ void py_attention(const py::buffer& query, const py::buffer& pages, const std::o
     require(kv_heads > 0 && queries.size(1) % kv_heads == 0, "the heads are no multiple of the KV heads");
     require(queries.rows() <= seen, "fewer tokens were seen than there are queries");
     const std::size_t needed = (seen + kPageTokens - 1) / kPageTokens;
-    require(seen <= std::numeric_limits<std::size_t>::max() / 2 && addresses.count() >= needed, "pages has " + std::to_string(addresses.count()) + " elements, expected " +
-                                             std::to_string(needed));
+    require(seen <= std::numeric_limits<std::size_t>::max() / 2 && addresses.count() >= needed,
+            "pages has " + std::to_string(addresses.count()) + " elements, expected " + std::to_string(needed));
     require(scales.has_value() == (kind == KVKind::e4m3), "scales belong to e4m3 and to nothing else");
     if (scales) scale_addresses->require_count_of(addresses);
     result.require_count_of(queries);

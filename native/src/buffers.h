@@ -21,7 +21,8 @@ template <> struct ElementType<float> { static constexpr const char *name = "flo
 // Whether all of a buffer lies in C order without gaps, or only each of its rows: what one index of the first axis has.
 enum class Layout { contiguous, rows };
 
-// A C-contiguous buffer of T (in rows, if asked for), held (and kept from being resized) while this object lives. T const: read; else: written.
+// A C-contiguous buffer of T (in rows, if asked for), held (and kept from being resized) while this object lives. T const:
+// read; else: written.
 template <typename T> class Buffer {
     using Element = ElementType<std::remove_const_t<T>>;
 

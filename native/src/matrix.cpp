@@ -3,52 +3,27 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 
+#include "scratch.h"
 #include "thread_pool.h"
 
 namespace mosaic {
 namespace {
 
 constexpr std::size_t kTaskBytes = 64 << 10;  // weights that are worth a task of their own
-constexpr std::size_t kTasksPerThread = 4;    // long runs through memory are fast ones, but the last task should not be long
+constexpr std::size_t kTasksPerThread = 4;    // long runs through memory are fast, but the last task should not be long
 constexpr std::size_t kTokenBlock = 192;      // tokens multiplied at a time, so that they stay in the cache
 
-std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
-std::size_t padded(std::size_t tokens) { return ceil_div(tokens, kTokens) * kTokens; }
-
-// Memory that is kept from call to call, on cache lines; what was in it is lost when it grows.
-template <typename T> class Scratch {
-  public:
-    T* take(std::size_t count) {
-        if (count > size_) {
-            T* const larger = static_cast<T*>(std::aligned_alloc(64, ceil_div(count * sizeof(T), 64) * 64));
-            if (larger == nullptr) throw std::bad_alloc();
-            memory_.reset(larger);
-            size_ = count;
-        }
-        return memory_.get();
-    }
-
-  private:
-    struct Free {
-        void operator()(T* memory) const { std::free(memory); }
-    };
-    std::unique_ptr<T, Free> memory_;
-    std::size_t size_ = 0;
-};
+std::size_t padded(std::size_t tokens) { return rounded_up(tokens, kTokens); }
 
 std::size_t bytes_of(Element element) { return element == kE4M3 ? 1 : element == kBF16 ? 2 : 4; }
-
-bool rounds(const Isa& isa, const MatrixView& matrix, bool bf16) {
-    return bf16 && matrix.element == kE4M3 && isa.matrix->dot_bf16 != nullptr;
-}
 
 // How activations for a matrix are to lie.
 enum Form { kNatural, kDecoded, kRounded, kForms };
 
 Form form_for(const Isa& isa, const MatrixView& matrix, bool bf16) {
-    return matrix.element != kE4M3 ? kNatural : rounds(isa, matrix, bf16) ? kRounded : kDecoded;
+    if (matrix.element != kE4M3) return kNatural;
+    return bf16 && isa.matrix->dot_bf16 != nullptr ? kRounded : kDecoded;
 }
 
 // One vector in the forms that were asked for.
@@ -113,7 +88,7 @@ void multiply(const Isa& isa, const MatrixView& matrix, const float* packed, std
 std::size_t rows_per_task(const MatrixView& matrix, std::size_t matrices = 1) {
     const std::size_t row = std::max<std::size_t>(matrix.columns * bytes_of(matrix.element), 1);
     const std::size_t parts = ceil_div(kTasksPerThread * thread_count(), matrices);
-    return ceil_div(std::max({ceil_div(matrix.rows, parts), ceil_div(kTaskBytes, row), std::size_t{1}}), kPanel) * kPanel;
+    return rounded_up(std::max({ceil_div(matrix.rows, parts), ceil_div(kTaskBytes, row), std::size_t{1}}), kPanel);
 }
 
 const void* row_of(const MatrixView& matrix, std::size_t row) {
@@ -124,7 +99,8 @@ thread_local Vector caller_vector;        // of the thread that calls, read by a
 thread_local Scratch<float> own_scratch;  // of the thread that works
 
 // Columns of part [rows][width] as rows: column i goes to out(i), of which there are `count`.
-template <typename Out> void turn(const float* part, std::size_t rows, std::size_t width, std::size_t count, const Out& out) {
+template <typename Out>
+void turn(const float* part, std::size_t rows, std::size_t width, std::size_t count, const Out& out) {
     using Four = float __attribute__((vector_size(16)));
     using Places = int __attribute__((vector_size(16)));
     const auto load = [](const float* place) {

@@ -45,8 +45,8 @@ struct MatrixKernels {
     void (*dot_bf16)(const MatrixView& matrix, const uint16_t* arranged, size_t first, size_t last, const void* next,
                      float* y);
 
-    // `count` vectors for `multiply`, of which `x[i]` gives the start of each, into packed memory for `tokens`, a multiple of
-    // kTokens: in_groups(columns) * tokens floats, in an order of the ISA's own. `share` says which of their values.
+    // `count` vectors for `multiply`, of which `x[i]` gives the start of each, into packed memory for `tokens`, a multiple
+    // of kTokens: in_groups(columns) * tokens floats, in an order of the ISA's own. `share` says which of their values.
     void (*pack)(const float* const* x, size_t count, size_t tokens, const Share& share, Element element, float* packed);
     // y [last - first][tokens], for at most kPanel rows within a block.
     void (*multiply)(const MatrixView& matrix, const float* packed, size_t tokens, size_t first, size_t last, float* y);

@@ -1,239 +1,16 @@
-// Matrix products with weights decoded as they are read: the body that each ISA unit includes after the quantiser, whose
-// vector types it shares. What the functions do and how activations lie: matrix_kernels.h.
-//
-// Codes are decoded in steps of four vectors. The order in which a step's values come out is the ISA's own (kOrder), so
-// activations are brought into the same order once, and nothing is shuffled per weight.
+// Matrix products: the body that each ISA unit includes after matrix_decode.inc.h. What the functions do and how
+// activations lie: matrix_kernels.h.
 
 // No include guard: included once per ISA unit, inside namespace mosaic::<isa>.
 namespace {
 
 constexpr size_t kPrefetched = 4096;      // bytes ahead of the weights in use; hardware alone fetches too late
-constexpr size_t kStep = 4 * kWidth;      // codes decoded together
 constexpr size_t kParallel = kWidth == 16 ? 8 : kWidth == 8 ? 4 : 2;  // rows multiplied at a time
 constexpr size_t kVectors = kTokens / kWidth;                         // of kTokens values
 constexpr size_t kTileRows = 32;          // rows decoded at a time: with a tile of tokens they fit the L1 cache
-static_assert(kGroup % kStep == 0, "a group is whole steps");
 
-// AVX2 makes a float32 of a code by shifts alone, which makes it 2^-120 of its value: in `dot` activations are larger by
-// 2^64 and sums by 2^-56, so that nothing leaves float32's range between, for activations below 2^64. Codes whose float32 would be subnormal, where
-// many CPUs are slow, and NaN are rare: they are taken for 0 there and seen to one by one.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr float kCodeUnit = 0x1p-120f, kActivationUnit = 0x1p64f, kSumUnit = 0x1p56f;
-#else
-constexpr float kCodeUnit = 1.0f, kActivationUnit = 1.0f, kSumUnit = 1.0f;
-#endif
-
-inline Floats multiply_add(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(a, b, c);
-#elif defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
-inline Floats splat(float value) {
-#if defined(__AVX512F__)
-    return _mm512_set1_ps(value);
-#elif defined(__AVX__)
-    return _mm256_set1_ps(value);
-#else
-    return Floats{value, value, value, value};
-#endif
-}
-
-inline Floats floats_at(const float* place) {
-    Floats values;
-    __builtin_memcpy(&values, place, sizeof values);
-    return values;
-}
-
-inline void put_floats(float* place, Floats values) { __builtin_memcpy(place, &values, sizeof values); }
-
-// The lanes added up by halves.
-inline float sum_of(Floats values) {
-    float lanes[kWidth];
-    put_floats(lanes, values);
-#if defined(__AVX512F__)
-    const __m256 eight = _mm256_add_ps(_mm256_loadu_ps(lanes), _mm256_loadu_ps(lanes + 8));
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-#elif defined(__AVX__)
-    const __m128 four = _mm_add_ps(_mm_loadu_ps(lanes), _mm_loadu_ps(lanes + 4));
-#endif
-#if defined(__AVX__)
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-#else
-    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
-#endif
-}
-
-// Where the value at each place of a decoded step comes from.
-struct Order {
-    uint8_t source[kStep];
-};
-
-constexpr Order make_order() {
-    Order order = {};
-    for (size_t place = 0; place < kStep; ++place) {
-        size_t source = place;
-        if (kWidth == 16) {  // interleaved bytes of each 128-bit lane, then even and odd places apart
-            const size_t pair = place / 32 * 16 + place % 16, odd = place / 16 % 2, half = pair / 16;
-            source = pair % 16 / 4 * 16 + half * 8 + pair % 4 * 2 + odd;
-        } else if (kWidth == 8) {  // the first bytes of all 32-bit words, then the second ones, ...
-            source = place % 8 * 4 + place / 8;
-        }
-        order.source[place] = static_cast<uint8_t>(source);
-    }
-    return order;
-}
-
-constexpr Order kOrder = make_order();
-
-#if defined(__AVX512F__)
-struct CodeTable {
-    uint8_t low[kMagnitudes], high[kMagnitudes];
-};
-
-// The bfloat16 of every magnitude, as two bytes.
-constexpr CodeTable make_code_table() {
-    CodeTable table = {};
-    for (unsigned code = 0; code < kMagnitudes; ++code) {
-        unsigned bits = (code << 4) + (120 << 7);  // 3 mantissa bits of 7; exponent bias 127 for 7
-        if (code < static_cast<unsigned>(kSmallestNormalCode)) {
-            bits = 0;
-            for (unsigned lead = 0; lead < 3; ++lead)
-                if (code >> lead == 1) bits = ((127 - 9 + lead) << 7) | ((code << (7 - lead)) & 0x7F);
-        }
-        if (code == static_cast<unsigned>(kNanCode)) bits = 0x7FC0;
-        table.low[code] = static_cast<uint8_t>(bits & 0xFF);
-        table.high[code] = static_cast<uint8_t>(bits >> 8);
-    }
-    return table;
-}
-
-alignas(64) constexpr CodeTable kCodeTable = make_code_table();
-
-struct Decoder {
-    const __m512i low0 = _mm512_load_si512(kCodeTable.low), low1 = _mm512_load_si512(kCodeTable.low + 64);
-    const __m512i high0 = _mm512_load_si512(kCodeTable.high), high1 = _mm512_load_si512(kCodeTable.high + 64);
-    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-
-    // 64 codes as 2 vectors of 32 bfloat16.
-    void pairs(const uint8_t* codes, __m512i* out) const {
-        const __m512i step = _mm512_loadu_si512(codes);
-        const __m512i low = _mm512_permutex2var_epi8(low0, step, low1);
-        const __m512i unsigned_high = _mm512_permutex2var_epi8(high0, step, high1);
-        const __m512i high = _mm512_ternarylogic_epi32(unsigned_high, step, sign, 0xF8);  // a | (b & c)
-        out[0] = _mm512_unpacklo_epi8(low, high);
-        out[1] = _mm512_unpackhi_epi8(low, high);
-    }
-
-    uint32_t operator()(const uint8_t* codes, Floats* out) const {
-        __m512i halves[2];
-        pairs(codes, halves);
-        for (size_t half = 0; half < 2; ++half) {
-            const Ints bits = reinterpret_cast<Ints>(halves[half]);
-            out[2 * half] = floats_of(bits << 16);
-            out[2 * half + 1] = floats_of(bits & static_cast<int32_t>(0xFFFF0000));
-        }
-        return 0;
-    }
-};
-#elif defined(__AVX2__)
-struct Decoder {
-    // The rare ones among the codes, a bit for each.
-    uint32_t operator()(const uint8_t* codes, Floats* out) const {
-        __m256i step = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-        const __m256i less = _mm256_sub_epi8(_mm256_and_si256(step, _mm256_set1_epi8(0x7F)), _mm256_set1_epi8(1));
-        const __m256i subnormal = _mm256_cmpeq_epi8(_mm256_min_epu8(less, _mm256_set1_epi8(kSmallestNormalCode - 2)), less);
-        const __m256i nan = _mm256_cmpeq_epi8(less, _mm256_set1_epi8(kNanCode - 1)), rare = _mm256_or_si256(subnormal, nan);
-        const uint32_t mask = static_cast<uint32_t>(_mm256_movemask_epi8(rare));
-        if (__builtin_expect(mask != 0, 0)) step = _mm256_andnot_si256(rare, step);
-        const __m256i kept = _mm256_set1_epi32(static_cast<int>(0x87F00000));
-        const __m256i words[4] = {_mm256_slli_epi32(step, 24), _mm256_slli_epi32(step, 16), _mm256_slli_epi32(step, 8), step};
-        for (size_t i = 0; i < 4; ++i)
-            out[i] = reinterpret_cast<Floats>(_mm256_and_si256(_mm256_srai_epi32(words[i], 4), kept));
-        return mask;
-    }
-};
-#else
-struct Decoder {
-    float values[256];
-
-    Decoder() { e4m3_decode(all().codes, values, 256); }
-    uint32_t operator()(const uint8_t* codes, Floats* out) const {
-        float decoded[kStep];
-        for (size_t place = 0; place < kStep; ++place) decoded[place] = values[codes[place]];
-        __builtin_memcpy(out, decoded, sizeof decoded);
-        return 0;
-    }
-
-  private:
-    struct All {
-        uint8_t codes[256];
-    };
-    static constexpr All all() {
-        All result = {};
-        for (unsigned code = 0; code < 256; ++code) result.codes[code] = static_cast<uint8_t>(code);
-        return result;
-    }
-};
-#endif
-
-// Whole steps of weights as float32, whatever they are stored in, in units of kUnit. Return the rare ones, which became 0.
-struct E4M3Weights {
-    using Stored = uint8_t;
-    static constexpr float kUnit = kCodeUnit;
-    const Decoder decode{};
-    uint32_t load(const uint8_t* weights, Floats* out) const { return decode(weights, out); }
-};
-
-struct BF16Weights {
-    using Stored = uint16_t;
-    static constexpr float kUnit = 1.0f;
-    uint32_t load(const uint16_t* weights, Floats* out) const {
-        for (size_t i = 0; i < 4; ++i) {
-            Ints bits;
-            load_bits(bits, weights + i * kWidth);
-            out[i] = floats_of(bits);
-        }
-        return 0;
-    }
-};
-
-struct F32Weights {
-    using Stored = float;
-    static constexpr float kUnit = 1.0f;
-    uint32_t load(const float* weights, Floats* out) const {
-        for (size_t i = 0; i < 4; ++i) out[i] = floats_at(weights + i * kWidth);
-        return 0;
-    }
-};
-
-// The last step of a row is filled up with zeros.
-template <typename Weights>
-inline uint32_t load_step(const Weights& weights, const typename Weights::Stored* row, size_t left, Floats* out) {
-    if (left >= kStep) return weights.load(row, out);
-    typename Weights::Stored padded[kStep] = {};
-    __builtin_memcpy(padded, row, left * sizeof padded[0]);
-    return weights.load(padded, out);
-}
-
-// What the rare codes of a step contribute to a sum; x lies as `arrange` leaves it.
-template <typename Stored> float rare_products(const Stored* codes, uint32_t rare, const float* x) {
-    float sum = 0.0f;
-    for (size_t place = 0; place < kStep; ++place) {
-        const size_t source = kOrder.source[place];
-        if (rare >> source & 1)
-            sum += decode_one(static_cast<int32_t>(codes[source])) / kSumUnit * (x[place] / kActivationUnit);
-    }
-    return sum;
-}
-
+// The scale of an E4M3 block, by any place in it.
 inline float scale_of(const MatrixView& matrix, size_t row, size_t column) {
-    if (matrix.scales == nullptr) return 1.0f;
     const size_t place = row / kBlock * ((matrix.columns + kBlock - 1) / kBlock) + column / kBlock;
     return matrix.scales_are_f32 ? static_cast<const float*>(matrix.scales)[place]
                                  : weight_at(static_cast<const uint16_t*>(matrix.scales), place);
@@ -272,10 +49,10 @@ inline Floats dot_block(const Weights& weights, const typename Weights::Stored* 
         Floats values[4];
         const uint32_t rare = load_step(weights, row + k, count - k, values);
         if (__builtin_expect(rare != 0, 0)) rest += rare_products(row + k, rare, x + k);
-        even = multiply_add(values[0], floats_at(x + k), even);
-        odd = multiply_add(values[1], floats_at(x + k + kWidth), odd);
-        even = multiply_add(values[2], floats_at(x + k + 2 * kWidth), even);
-        odd = multiply_add(values[3], floats_at(x + k + 3 * kWidth), odd);
+        even = multiply_add(values[0], loaded(x + k), even);
+        odd = multiply_add(values[1], loaded(x + k + kWidth), odd);
+        even = multiply_add(values[2], loaded(x + k + 2 * kWidth), even);
+        odd = multiply_add(values[3], loaded(x + k + 3 * kWidth), odd);
     }
     if (__builtin_expect(rest != 0.0f, 0)) even[0] += rest;  // NaN too
     return even + odd;
@@ -297,7 +74,8 @@ void dot_rows(const MatrixView& matrix, const float* x, size_t first, size_t las
             else
                 total = total + sum;
         };
-        for (size_t block = 0; block < whole; block += kBlock) add(dot_block(weights, row + block, x + block, kBlock, fetch), block);
+        for (size_t block = 0; block < whole; block += kBlock)
+            add(dot_block(weights, row + block, x + block, kBlock, fetch), block);
         if (whole < matrix.columns) add(dot_block(weights, row + whole, x + whole, matrix.columns - whole, fetch), whole);
         y[number] = sum_of(total);
     }
@@ -336,7 +114,7 @@ inline void multiply_tile(const float* weights, const float* packed, size_t dept
     Floats sums[Rows][N] = {};
     for (size_t k = 0; k < depth; ++k) {
         Floats inputs[N];
-        for (size_t i = 0; i < N; ++i) inputs[i] = floats_at(packed + (k * N + i) * kWidth);
+        for (size_t i = 0; i < N; ++i) inputs[i] = loaded(packed + (k * N + i) * kWidth);
         for (size_t row = 0; row < Rows; ++row) {
             const Floats weight = splat(weights[row * kBlock + k]);
             for (size_t i = 0; i < N; ++i) sums[row][i] = multiply_add(weight, inputs[i], sums[row][i]);
@@ -345,8 +123,8 @@ inline void multiply_tile(const float* weights, const float* packed, size_t dept
     for (size_t row = 0; row < Rows; ++row)
         for (size_t i = 0; i < N; ++i) {
             float* const place = y + row * tokens + i * kWidth;
-            const Floats before = set ? Floats{} : floats_at(place);
-            put_floats(place, multiply_add(sums[row][i], splat(scale), before));
+            const Floats before = set ? Floats{} : loaded(place);
+            store(place, multiply_add(sums[row][i], splat(scale), before));
         }
 }
 
@@ -373,7 +151,7 @@ template <typename Weights> struct Products {
                 fetch_ahead(row + k, here, stride);
                 const uint32_t rare = load_step(weights, row + k, here, values);
                 float* const decoded = tile + number * kBlock + k;
-                for (size_t i = 0; i < 4; ++i) put_floats(decoded + i * kWidth, values[i] * (1.0f / Weights::kUnit));
+                for (size_t i = 0; i < 4; ++i) store(decoded + i * kWidth, values[i] * (1.0f / Weights::kUnit));
                 if (__builtin_expect(rare != 0, 0))
                     for (size_t i = 0; i < kStep; ++i)
                         if (rare >> kOrder.source[i] & 1)
@@ -506,7 +284,8 @@ void dot_bf16(const MatrixView& matrix, const uint16_t* x, size_t first, size_t 
         };
         for (size_t block = 0; block < whole; block += kBlock)
             add(dot_block_bf16(decode, row + block, x + block, kBlock, fetch), block);
-        if (whole < matrix.columns) add(dot_block_bf16(decode, row + whole, x + whole, matrix.columns - whole, fetch), whole);
+        if (whole < matrix.columns)
+            add(dot_block_bf16(decode, row + whole, x + whole, matrix.columns - whole, fetch), whole);
         y[number] = sum_of(reinterpret_cast<Floats>(total));
     }
 }

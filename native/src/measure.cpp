@@ -6,6 +6,7 @@
 #include <chrono>
 #include <vector>
 
+#include "scratch.h"
 #include "thread_pool.h"
 
 namespace mosaic {
@@ -44,7 +45,7 @@ double operations_per_second(float (*kernel)(std::size_t), std::size_t operation
 }  // namespace
 
 double read_bandwidth(const Isa& isa, const std::uint8_t* bytes, std::size_t count, double seconds) {
-    const std::size_t tasks = (count + kTaskBytes - 1) / kTaskBytes;
+    const std::size_t tasks = ceil_div(count, kTaskBytes);
     const double taken = median_seconds(seconds, [&] {
         parallel_for(tasks, [&](std::size_t task) {
             const std::size_t first = task * kTaskBytes;

@@ -1,5 +1,5 @@
-// What the machine can do at most, reading and multiplying: the body that each ISA unit includes after the quantiser, whose
-// vector types it shares. What the functions do: measure_kernels.h.
+// What the machine can do at most, reading and multiplying: the body that each ISA unit includes after vectors.inc.h.
+// What the functions do: measure_kernels.h.
 
 // No include guard: included once per ISA unit, inside namespace mosaic::<isa>.
 namespace {
@@ -41,7 +41,7 @@ uint64_t read(const uint8_t* bytes, size_t count) {
 // Every chain starts elsewhere, or the compiler would see that they are all one. Their sum, lane 0.
 template <typename Step> inline float run_chains(size_t rounds, const Step& step) {
     Floats chains[kChains];
-    for (size_t i = 0; i < kChains; ++i) chains[i] = static_cast<float>(i) - Floats{};
+    for (size_t i = 0; i < kChains; ++i) chains[i] = splat(static_cast<float>(i));
     for (size_t round = 0; round < rounds; ++round)
         for (size_t i = 0; i < kChains; ++i) chains[i] = step(chains[i]);
     for (size_t i = 1; i < kChains; ++i) chains[0] += chains[i];
@@ -49,16 +49,8 @@ template <typename Step> inline float run_chains(size_t rounds, const Step& step
 }
 
 float chained_multiply_add(size_t rounds) {
-    const Floats factor = 0.75f - Floats{}, term = 0.5f - Floats{};  // the chains stay within 0 and kChains
-    return run_chains(rounds, [=](Floats chain) -> Floats {
-#if defined(__AVX512F__)
-        return _mm512_fmadd_ps(chain, factor, term);
-#elif defined(__FMA__)
-        return _mm256_fmadd_ps(chain, factor, term);
-#else
-        return chain * factor + term;
-#endif
-    });
+    const Floats factor = splat(0.75f), term = splat(0.5f);  // the chains stay within 0 and kChains
+    return run_chains(rounds, [=](Floats chain) { return multiply_add(chain, factor, term); });
 }
 
 constexpr size_t kMultiplyAddOperations = kChains * kWidth * 2;

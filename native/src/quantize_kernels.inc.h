@@ -1,11 +1,11 @@
 // Block quantisation, rules `amax` and `mse` of docs/FORMAT.md section 3: the body that each ISA unit includes after the
 // codec. Codes and scales are bit-equal to the numpy reference in mosaic.format.e4m3, and the error sums are the same on
-// every ISA: 16 lanes to a block (column mod 16), float32 within a row, float64 from row to row.
+// every ISA: 16 lanes to a block (column mod 16), float32 within four rows, float64 from there on.
 //
 // A block is scaled by the power of two that takes its scale into [1, 2), so that nothing below over- or underflows
 // where it matters; weights that fall under float32's range by that are 2^-100 of the largest and round to zero anyway.
 
-// No include guard: included once per ISA unit, inside namespace mosaic::<isa>, after e4m3_kernels.inc.h.
+// No include guard: included once per ISA unit, inside namespace mosaic::<isa>, after vectors.inc.h.
 namespace {
 
 constexpr size_t kLanes = 16;
@@ -14,43 +14,10 @@ constexpr size_t kTogether = 4;  // rows whose squares are added up in float32
 constexpr float kMaxValue = 448.0f;
 constexpr float kSmallestScale = 0x1p-126f;
 
-inline float weight_at(const float* weights, size_t i) { return weights[i]; }
-inline float weight_at(const uint16_t* weights, size_t i) { return float_of(static_cast<int32_t>(weights[i]) << 16); }
-
 // Positive float32 to the next bfloat16 that is not smaller: its bits.
 inline uint16_t bf16_rounded_up(float value) { return static_cast<uint16_t>((bits_of(value) + 0xFFFF) >> 16); }
 
-// Sixteen lanes as vectors of this ISA's width, so that sums stay in registers.
-#if defined(__AVX512F__)
-constexpr size_t kRegister = 64;
-#elif defined(__AVX__)
-constexpr size_t kRegister = 32;
-#else
-constexpr size_t kRegister = 16;
-#endif
-constexpr size_t kWidth = kRegister / sizeof(float), kParts = kLanes / kWidth;
-using Floats = float __attribute__((vector_size(kRegister)));
-using Ints = int32_t __attribute__((vector_size(kRegister)));
-using Doubles = double __attribute__((vector_size(2 * kRegister)));
-using Halves = uint16_t __attribute__((vector_size(kRegister / 2)));
-
-template <typename Vector, typename T> inline void load(Vector& vector, const T* source) {
-    __builtin_memcpy(&vector, source, sizeof vector);
-}
-
-inline void load_bits(Ints& bits, const float* weights) { load(bits, weights); }
-inline void load_bits(Ints& bits, const uint16_t* weights) {
-    Halves halves;
-    load(halves, weights);
-#if defined(__AVX512F__)  // GCC 12 makes five instructions of the conversion below
-    bits = reinterpret_cast<Ints>(_mm512_maskz_cvtepu16_epi32(0xFFFF, reinterpret_cast<__m256i>(halves))) << 16;
-#else
-    bits = __builtin_convertvector(halves, Ints) << 16;
-#endif
-}
-
-inline Floats floats_of(Ints bits) { return reinterpret_cast<Floats>(bits); }
-inline Ints bits_of(Floats values) { return reinterpret_cast<Ints>(values); }
+constexpr size_t kParts = kLanes / kWidth;  // vectors that hold the lanes, so that sums stay in registers
 
 // values / scale as IEEE division rounds it. With fused multiply-add: a first guess, made right by its exact remainder
 // (Markstein); that needs the correctly rounded reciprocal and no underflow, which scales in [1, 2) see to for every

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
+#include "scratch.h"
 #include "thread_pool.h"
 
 namespace mosaic {
@@ -13,38 +13,23 @@ namespace {
 constexpr std::size_t kTaskFloats = 16384;  // less is done sooner than another thread could begin
 constexpr std::size_t kBlockRows = 64;      // queries that share a strip of keys or values
 
-std::size_t parts_of(std::size_t count, std::size_t part) { return (count + part - 1) / part; }
-
-std::size_t rounded_up(std::size_t count, std::size_t unit) { return parts_of(count, unit) * unit; }
-
 // Calls body(first, last) for ranges of rows that are worth a task.
 template <typename Body> void parallel_rows(std::size_t rows, std::size_t floats, const Body& body) {
     const std::size_t part = std::max<std::size_t>(1, kTaskFloats / std::max<std::size_t>(1, floats));
-    parallel_for(parts_of(rows, part),
+    parallel_for(ceil_div(rows, part),
                  [&](std::size_t task) { body(task * part, std::min(rows, (task + 1) * part)); });
 }
-
-// Memory of the calling thread that only ever grows, so that in the long run nothing is allocated.
-struct Room {
-    std::vector<char> bytes;
-
-    template <typename T> T* of(std::size_t count) {
-        constexpr std::size_t line = 64;
-        if (bytes.size() < count * sizeof(T) + line) bytes.resize(count * sizeof(T) + line);
-        return reinterpret_cast<T*>(rounded_up(reinterpret_cast<std::uintptr_t>(bytes.data()), line));
-    }
-};
 
 // How an Attention is cut: blocks of tokens, and in each the queries of one KV head.
 struct Cut {
     explicit Cut(const Attention& call)
         : group(call.heads / call.kv.kv_heads),
           block_tokens(std::max<std::size_t>(1, kBlockRows / group)),
-          blocks(parts_of(call.tokens, block_tokens)),
-          quads(parts_of(std::min(block_tokens, call.tokens) * group, kQuad)),
+          blocks(ceil_div(call.tokens, block_tokens)),
+          quads(ceil_div(std::min(block_tokens, call.tokens) * group, kQuad)),
           rows(quads * kQuad),
           padded(rounded_up(call.kv.dim, kHeadPadding)),
-          segments(parts_of(call.seen, kSegment)) {}
+          segments(ceil_div(call.seen, kSegment)) {}
 
     std::size_t group, block_tokens, blocks, quads, rows, padded, segments;
 
@@ -64,10 +49,11 @@ class Block {
     Block(const Attention& call, const Cut& cut, std::size_t block, std::size_t kv_head)
         : call_(call), cut_(cut), kv_head_(kv_head), first_(block * cut.block_tokens),
           tokens_(std::min(cut.block_tokens, call.tokens - first_)) {
-        thread_local Room floats, integers;
+        thread_local Scratch<float> floats;
+        thread_local Scratch<std::int64_t> integers;
         const std::size_t rows = cut.rows * cut.padded, strip = kStrip * cut.padded, scores = cut.rows * kSegment;
-        float* const memory = floats.of<float>(rows + strip + scores + 2 * cut.softmax_floats());
-        std::int64_t* const limits = integers.of<std::int64_t>(cut.rows);
+        float* const memory = floats.take(rows + strip + scores + 2 * cut.softmax_floats());
+        std::int64_t* const limits = integers.take(cut.rows);
         room_ = memory + rows + strip + scores;
         queries_ = {cut.quads, cut.padded, memory, limits, memory + rows, memory + rows + strip};
         const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(call.kv.dim)));
@@ -130,9 +116,9 @@ void attend_blocks(const SequenceKernels& kernels, const Attention& call, const 
 // Few blocks: each segment is a task too. As many segments at a time as keep all threads busy, then they are merged.
 void attend_segments(const SequenceKernels& kernels, const Attention& call, const Cut& cut, std::size_t threads) {
     const std::size_t pairs = cut.blocks * call.kv.kv_heads, size = cut.softmax_floats();
-    const std::size_t wave = std::min(cut.segments, parts_of(16 * threads, pairs));
-    thread_local Room room;
-    float* const totals = room.of<float>((pairs + pairs * wave) * size);
+    const std::size_t wave = std::min(cut.segments, ceil_div(16 * threads, pairs));
+    thread_local Scratch<float> room;
+    float* const totals = room.take((pairs + pairs * wave) * size);
     float* const parts = totals + pairs * size;
     for (std::size_t pair = 0; pair < pairs; ++pair) {
         float* const sums = cut.softmax_at(totals + pair * size).sum;
@@ -210,7 +196,7 @@ void sigmoid_gate(const SequenceKernels& kernels, const float* x, const float* g
 
 void silu_multiply(const SequenceKernels& kernels, const float* a, const float* b, float* out, std::size_t count) {
     constexpr std::size_t row = 64;
-    parallel_rows(parts_of(count, row), row, [&](std::size_t first, std::size_t last) {
+    parallel_rows(ceil_div(count, row), row, [&](std::size_t first, std::size_t last) {
         const std::size_t place = first * row;
         kernels.silu_multiply(a + place, b + place, out + place, std::min(count, last * row) - place);
     });
@@ -220,7 +206,7 @@ void silu_multiply(const SequenceKernels& kernels, const float* a, const float* 
 void causal_conv(const SequenceKernels& kernels, const Convolution& conv) {
     constexpr std::size_t channels = 256, tokens = 16;
     const std::size_t part = std::max(channels, kTaskFloats / conv.tokens / channels * channels);
-    parallel_for(parts_of(conv.channels, part), [&](std::size_t task) {
+    parallel_for(ceil_div(conv.channels, part), [&](std::size_t task) {
         Convolution some = conv;
         for (std::size_t done = 0; done < conv.tokens; done += tokens) {
             some.tokens = std::min(tokens, conv.tokens - done);
@@ -243,7 +229,7 @@ void delta_gates(const SequenceKernels& kernels, const float* a, const float* b,
 void delta_rule(const SequenceKernels& kernels, const DeltaRule& rule) {
     constexpr std::size_t unit = 64;
     const bool few = rule.value_heads < 2 * thread_count();
-    const std::size_t columns = few ? unit : rule.value_dim, parts = parts_of(rule.value_dim, columns);
+    const std::size_t columns = few ? unit : rule.value_dim, parts = ceil_div(rule.value_dim, columns);
     parallel_for(rule.value_heads * parts, [&](std::size_t task) {
         const std::size_t first = task % parts * columns;
         kernels.delta_rule(&rule, task / parts, first, std::min(rule.value_dim, first + columns));
