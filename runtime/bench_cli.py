@@ -65,24 +65,15 @@ def command(
     from mosaic.runtime import machine
     from mosaic.runtime.bench import run_tests
     from mosaic.runtime.model import HybridModel
-    from mosaic.runtime.ops.choice import Activations, OpsName, make_ops
+    from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
     from mosaic.runtime.ops.cpu import isa
     from mosaic.runtime.state import KVFormat
     from mosaic.runtime.weights import Weights
 
-    for option, value, known in (
-        ("kv", kv, KVFormat),
-        ("ops", ops, OpsName),
-        ("activations", activations, Activations),
-    ):
-        if value not in list(known):
-            raise InputError(
-                f"--{option} is none of these", found=value, expected=", ".join(known), remedy="choose one"
-            )
     count = threads or machine.cores()
-    make_ops(OpsName.CPU, threads=count)  # refuses a MOSAIC_ISA that is not to be had, which the ceiling needs as well
-    chosen = make_ops(OpsName(ops), Activations(activations), count)
-    model = HybridModel(Weights(folder), chosen, KVFormat(kv))
+    kv_format = option("kv", kv, KVFormat)
+    chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), count)
+    model = HybridModel(Weights(folder), chosen, kv_format)
 
     tests = run_tests(model, prompt or [PROMPT], generate or [GENERATE], repetitions, _note)
     peak = machine.peak_rss()  # before the ceiling takes memory of its own

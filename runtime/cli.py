@@ -73,20 +73,17 @@ def command(
 
     from mosaic.runtime.chat import ChatTemplate
     from mosaic.runtime.engine import load_engine
-    from mosaic.runtime.ops.choice import Activations, OpsName, make_ops
+    from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
     from mosaic.runtime.state import KVFormat
 
-    choices = (("kv", kv, KVFormat), ("ops", ops, OpsName), ("activations", activations, Activations))
-    for option, value, known in choices:
-        if value not in list(known):
-            raise InputError(f"no such --{option}", found=value, expected=", ".join(known), remedy="choose one of them")
-    chosen = make_ops(OpsName(ops), Activations(activations), threads)
+    kv_format = option("kv", kv, KVFormat)
+    chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
     profiled = None
     if profile:
         from mosaic.runtime.ops.profiled import ProfiledOps
 
         chosen = profiled = ProfiledOps(chosen)
-    engine = load_engine(folder, chosen, kv=KVFormat(kv), context=context)
+    engine = load_engine(folder, chosen, kv=kv_format, context=context)
     sampling = engine.defaults
     if temperature is not None:
         sampling = replace(sampling, temperature=temperature)

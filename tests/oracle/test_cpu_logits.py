@@ -11,9 +11,9 @@ from mosaic.recipes import DEMO_CHECKPOINT
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.cpu import Activations, CpuOps, set_threads, threads
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.state import DeltaState, KVCache, KVFormat
+from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
-from oracle.test_logits import MODELS
+from oracle.test_logits import MODELS, compare_states
 from support import oracle
 from support.fp8 import write_official_fp8
 from support.models import convert_folder
@@ -102,18 +102,6 @@ def test_threads_change_no_bit(case, model):
             compare_states(state, results[0][1], 0)
     finally:
         set_threads(before)
-
-
-def compare_states(one, other, bound):
-    assert one.length == other.length
-    for mine, yours in zip(one.layers, other.layers, strict=True):
-        if isinstance(mine, KVCache):
-            pairs = zip(mine.read(), yours.read(), strict=True)
-        else:
-            assert isinstance(mine, DeltaState)
-            pairs = ((mine.conv, yours.conv), (mine.recurrent, yours.recurrent))
-        for left, right in pairs:
-            assert (left.double() - right.double()).abs().max() <= bound
 
 
 def test_rounded_activations_move_the_logits_a_little(tmp_path):
