@@ -14,6 +14,7 @@ constexpr SequenceKernels sequence_kernels = {
     rms_norm,     gated_rms_norm, causal_conv,   delta_gates, delta_rule, rotate,
     sigmoid_gate, sigmoid_scale,  silu_multiply, attend,      merge};
 constexpr MatrixKernels matrix_kernels = {arrange,      dot,      arrange_bf16, dot_bf16,
-                                          pack,         multiply, pack_bf16,    multiply_bf16};
+                                          pack,         multiply, pack_bf16,    multiply_bf16,
+                                          {4, 2, 4, 2}};
 constexpr MeasureKernels measure_kernels = {read, chained_multiply_add, kMultiplyAddOperations, bf16_dot,
                                             kBf16DotOperations};

@@ -4,6 +4,11 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#ifdef MOSAIC_X86
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace mosaic {
 namespace {
 
@@ -18,6 +23,13 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
            __builtin_cpu_supports("avx512bf16");
 }
+
+// Linux saves tiles only for processes that asked for it; it refuses if a thread's signal stack is too small for them.
+bool has_amx() {
+    constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return has_avx512() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+           syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
 #endif
 
 std::vector<Isa> detect() {
@@ -29,6 +41,9 @@ std::vector<Isa> detect() {
                         &avx2::measure_kernels});
     if (has_avx512())
         isas.push_back({"avx512", &avx512::kernels, &avx512::sequence_kernels, &avx512::matrix_kernels,
+                        &avx512::measure_kernels});
+    if (has_amx())
+        isas.push_back({"amx", &avx512::kernels, &avx512::sequence_kernels, &amx::matrix_kernels,
                         &avx512::measure_kernels});
 #endif
     return isas;

@@ -11,36 +11,38 @@ namespace mosaic {
 namespace {
 
 constexpr std::size_t kTaskBytes = 64 << 10;  // weights that are worth a task of their own
-constexpr std::size_t kTasksPerThread = 4;    // long runs through memory are fast, but the last task should not be long
-constexpr std::size_t kTokenBlock = 192;      // tokens multiplied at a time, so that they stay in the cache
+constexpr std::size_t kTasksPerThread = 8;    // long runs through memory are fast, but the last task should not be long
+constexpr std::size_t kTokenBlock = 96;      // tokens multiplied at a time, so that they stay in the cache
 
 std::size_t padded(std::size_t tokens) { return rounded_up(tokens, kTokens); }
 
 std::size_t bytes_of(Element element) { return element == kE4M3 ? 1 : element == kBF16 ? 2 : 4; }
 
-// How activations for a matrix are to lie.
-enum Form { kNatural, kDecoded, kRounded, kForms };
+// How activations are to lie: as weights of an Element want them, or rounded to bfloat16 for E4M3.
+enum Form { kForE4M3 = kE4M3, kForBF16 = kBF16, kForF32 = kF32, kRounded, kForms };
 
 Form form_for(const Isa& isa, const MatrixView& matrix, bool bf16) {
-    if (matrix.element != kE4M3) return kNatural;
-    return bf16 && isa.matrix->dot_bf16 != nullptr ? kRounded : kDecoded;
+    if (bf16 && matrix.element == kE4M3 && isa.matrix->dot_bf16 != nullptr) return kRounded;
+    return static_cast<Form>(matrix.element);
 }
 
 // One vector in the forms that were asked for.
 class Vector {
   public:
-    void reserve(Form form, std::size_t columns) { forms_[form].take(in_groups(columns)); }
+    void reserve(const Isa& isa, Form form, std::size_t columns) { forms_[form].take(size(isa, form, in_groups(columns))); }
 
     void fill(const Isa& isa, const float* x, std::size_t columns, Form form) {
-        float* const place = forms_[form].take(in_groups(columns));
-        put(isa, x, columns, form, place);
+        reserve(isa, form, columns);
+        fill_part(isa, x, 0, columns, form);
     }
 
     // `count` values from place `first` on, both whole groups but at the end.
     void fill_part(const Isa& isa, const float* x, std::size_t first, std::size_t count, Form form) {
-        float* const start = forms_[form].take(0);
-        float* const place = form == kRounded ? start + first / 2 : start + first;
-        put(isa, x, count, form, place);
+        float* const place = forms_[form].take(0) + size(isa, form, first);
+        if (form == kRounded)
+            isa.matrix->arrange_bf16(x, count, reinterpret_cast<std::uint16_t*>(place));
+        else
+            isa.matrix->arrange(x, count, static_cast<Element>(form), place);
     }
 
     void dot(const Isa& isa, const MatrixView& matrix, Form form, std::size_t first, std::size_t last, const void* next,
@@ -53,19 +55,18 @@ class Vector {
     }
 
   private:
-    static void put(const Isa& isa, const float* x, std::size_t columns, Form form, float* place) {
-        if (form == kRounded)
-            isa.matrix->arrange_bf16(x, columns, reinterpret_cast<std::uint16_t*>(place));
-        else
-            isa.matrix->arrange(x, columns, form == kDecoded ? kE4M3 : kF32, place);
+    // Floats that so many values take.
+    static std::size_t size(const Isa& isa, Form form, std::size_t values) {
+        return values * (form == kRounded ? isa.matrix->bytes.dot_bf16 : isa.matrix->bytes.dot) / sizeof(float);
     }
 
     Scratch<float> forms_[kForms];
 };
 
 // Floats that vectors packed for `multiply` take.
-std::size_t packed_size(std::size_t columns, std::size_t tokens, Form form) {
-    return in_groups(columns) * tokens / (form == kRounded ? 2 : 1);
+std::size_t packed_size(const Isa& isa, std::size_t columns, std::size_t tokens, Form form) {
+    const std::size_t bytes = form == kRounded ? isa.matrix->bytes.multiply_bf16 : isa.matrix->bytes.multiply;
+    return in_groups(columns) * tokens * bytes / sizeof(float);
 }
 
 void pack(const Isa& isa, const float* const* x, std::size_t count, std::size_t tokens, const Share& share, Form form,
@@ -73,15 +74,15 @@ void pack(const Isa& isa, const float* const* x, std::size_t count, std::size_t 
     if (form == kRounded)
         isa.matrix->pack_bf16(x, count, tokens, share, reinterpret_cast<std::uint16_t*>(packed));
     else
-        isa.matrix->pack(x, count, tokens, share, form == kDecoded ? kE4M3 : kF32, packed);
+        isa.matrix->pack(x, count, tokens, share, static_cast<Element>(form), packed);
 }
 
 void multiply(const Isa& isa, const MatrixView& matrix, const float* packed, std::size_t tokens, Form form,
-              std::size_t first, std::size_t last, float* y) {
+              std::size_t first, std::size_t last, const void* next, float* y) {
     if (form == kRounded)
-        isa.matrix->multiply_bf16(matrix, reinterpret_cast<const std::uint16_t*>(packed), tokens, first, last, y);
+        isa.matrix->multiply_bf16(matrix, reinterpret_cast<const std::uint16_t*>(packed), tokens, first, last, next, y);
     else
-        isa.matrix->multiply(matrix, packed, tokens, first, last, y);
+        isa.matrix->multiply(matrix, packed, tokens, first, last, next, y);
 }
 
 // Rows of a matrix, of which there are `matrices`, that make a task. Whole panels, unless that is all.
@@ -146,7 +147,8 @@ void linear_many(const Isa& isa, const MatrixView& matrix, const float* x, std::
     static thread_local Scratch<float> packed_scratch;
     const Form form = form_for(isa, matrix, bf16);
     const std::size_t blocks = ceil_div(tokens, kTokenBlock), panels = ceil_div(matrix.rows, kPanel);
-    const std::size_t size = packed_size(matrix.columns, kTokenBlock, form);
+    const std::size_t threads = thread_count();
+    const std::size_t size = packed_size(isa, matrix.columns, kTokenBlock, form);
     float* const packed = packed_scratch.take(blocks * size);
     const auto count_of = [&](std::size_t block) { return std::min(kTokenBlock, tokens - block * kTokenBlock); };
     parallel_for(blocks, [&](std::size_t block) {
@@ -159,7 +161,8 @@ void linear_many(const Isa& isa, const MatrixView& matrix, const float* x, std::
         const std::size_t block = task / panels, first = task % panels * kPanel;
         const std::size_t last = std::min(first + kPanel, matrix.rows), count = count_of(block), width = padded(count);
         float* const part = own_scratch.take(kPanel * kTokenBlock);
-        multiply(isa, matrix, packed + block * size, width, form, first, last, part);
+        const void* const next = row_of(matrix, (task + threads) % panels * kPanel);
+        multiply(isa, matrix, packed + block * size, width, form, first, last, next, part);
         turn(part, last - first, width, count, [&](std::size_t token) {
             return y + (block * kTokenBlock + token) * matrix.rows + first;
         });
@@ -187,7 +190,7 @@ void mix_for_one(const Isa& isa, const std::vector<ExpertView>& experts, const s
             if (!filled[form]) input.fill(isa, x, columns, form);
             filled[form] = true;
         }
-        hidden[rank].reserve(form_for(isa, expert.down, bf16), inner);
+        hidden[rank].reserve(isa, form_for(isa, expert.down, bf16), inner);
     }
     const std::size_t threads = thread_count();  // task + threads is probably the next one of the same thread
     const std::size_t step = rows_per_task(experts[0].gate, ranks), parts = ceil_div(inner, step);
@@ -238,16 +241,17 @@ void mix_for_many(const Isa& isa, const std::vector<ExpertView>& experts, const 
             const std::size_t count = std::min(kTokenBlock, uses[slot].size() - done), width = padded(count);
             groups.push_back({&experts[slot], list.size(), count, width, input_size, hidden_size});
             list.insert(list.end(), uses[slot].begin() + done, uses[slot].begin() + done + count);
-            const bool one = form_for(isa, experts[slot].gate, bf16) == form_for(isa, experts[slot].up, bf16);
-            input_size += (one ? 1 : 2) * in_groups(columns) * width;
-            hidden_size += in_groups(inner) * width;
+            const ExpertView& expert = experts[slot];
+            const Form gate = form_for(isa, expert.gate, bf16), up = form_for(isa, expert.up, bf16);
+            input_size += packed_size(isa, columns, width, gate) + (gate == up ? 0 : packed_size(isa, columns, width, up));
+            hidden_size += packed_size(isa, inner, width, form_for(isa, expert.down, bf16));
         }
     float* const inputs = input_scratch.take(input_size);
     float* const hidden = hidden_scratch.take(hidden_size);
     float* const outputs = output_scratch.take(list.size() * rows);  // by use
     const auto up_input = [&](const Group& group) {
         const Form gate = form_for(isa, group.expert->gate, bf16), up = form_for(isa, group.expert->up, bf16);
-        return inputs + group.input + (gate == up ? 0 : in_groups(columns) * group.width);
+        return inputs + group.input + (gate == up ? 0 : packed_size(isa, columns, group.width, gate));
     };
     parallel_for(groups.size(), [&](std::size_t number) {
         const Group& group = groups[number];
@@ -258,16 +262,19 @@ void mix_for_many(const Isa& isa, const std::vector<ExpertView>& experts, const 
         pack(isa, vectors, group.count, group.width, all, gate, inputs + group.input);
         if (gate != up) pack(isa, vectors, group.count, group.width, all, up, up_input(group));
     });
-    const std::size_t inner_panels = ceil_div(inner, kPanel);
+    const std::size_t inner_panels = ceil_div(inner, kPanel), threads = thread_count();
     parallel_for(groups.size() * inner_panels, [&](std::size_t task) {
         const Group& group = groups[task / inner_panels];
         const std::size_t first = task % inner_panels * kPanel, last = std::min(first + kPanel, inner);
         const std::size_t size = kPanel * kTokenBlock, width = group.width;
         float* const gate = own_scratch.take(3 * size);
         float *const up = gate + size, *const turned = up + size;
+        const std::size_t later = std::min(task + threads, groups.size() * inner_panels - 1);
+        const void* const next = row_of(groups[later / inner_panels].expert->gate, later % inner_panels * kPanel);
         multiply(isa, group.expert->gate, inputs + group.input, width, form_for(isa, group.expert->gate, bf16), first,
-                 last, gate);
-        multiply(isa, group.expert->up, up_input(group), width, form_for(isa, group.expert->up, bf16), first, last, up);
+                 last, row_of(group.expert->up, first), gate);
+        multiply(isa, group.expert->up, up_input(group), width, form_for(isa, group.expert->up, bf16), first, last, next,
+                 up);
         isa.sequence->silu_multiply(gate, up, gate, (last - first) * width);
         const float* vectors[kTokenBlock];
         for (std::size_t token = 0; token < group.count; ++token) vectors[token] = turned + token * kPanel;
@@ -280,8 +287,10 @@ void mix_for_many(const Isa& isa, const std::vector<ExpertView>& experts, const 
         const Group& group = groups[task / panels];
         const std::size_t first = task % panels * kPanel, last = std::min(first + kPanel, rows);
         float* const part = own_scratch.take(kPanel * kTokenBlock);
+        const std::size_t later = std::min(task + threads, groups.size() * panels - 1);
+        const void* const next = row_of(groups[later / panels].expert->down, later % panels * kPanel);
         multiply(isa, group.expert->down, hidden + group.hidden, group.width, form_for(isa, group.expert->down, bf16),
-                 first, last, part);
+                 first, last, next, part);
         turn(part, last - first, group.width, group.count, [&](std::size_t i) {
             return outputs + list[group.first + i] * rows + first;
         });

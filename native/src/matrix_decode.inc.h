@@ -72,7 +72,8 @@ struct Decoder {
 
     // 64 codes as 2 vectors of 32 bfloat16.
     void pairs(const uint8_t* codes, __m512i* out) const {
-        const __m512i step = _mm512_loadu_si512(codes);
+        __m512i step = _mm512_loadu_si512(codes);
+        __asm__ volatile("" : "+v"(step));
         const __m512i low = _mm512_permutex2var_epi8(low0, step, low1);
         const __m512i unsigned_high = _mm512_permutex2var_epi8(high0, step, high1);
         const __m512i high = _mm512_ternarylogic_epi32(unsigned_high, step, sign, 0xF8);  // a | (b & c)

@@ -33,9 +33,13 @@ struct Share {
     size_t columns, first, count;
 };
 
+// Bytes that a value of a vector takes, by what it was prepared for; vectors take whole groups.
+struct VectorBytes {
+    size_t dot, dot_bf16, multiply, multiply_bf16;
+};
+
 struct MatrixKernels {
-    // One vector [columns] for `dot`, in_groups(columns) floats: in the order in which codes are decoded, if `element` is
-    // E4M3; filled up with zeros.
+    // One vector [columns] for `dot` with weights of this element, filled up with zeros, in an order of the ISA's own.
     void (*arrange)(const float* x, size_t columns, Element element, float* arranged);
     // y[row] of the rows from `first` to `last`; y is that of row 0. `next` is where the caller will read on, if anywhere.
     void (*dot)(const MatrixView& matrix, const float* arranged, size_t first, size_t last, const void* next, float* y);
@@ -46,19 +50,23 @@ struct MatrixKernels {
                      float* y);
 
     // `count` vectors for `multiply`, of which `x[i]` gives the start of each, into packed memory for `tokens`, a multiple
-    // of kTokens: in_groups(columns) * tokens floats, in an order of the ISA's own. `share` says which of their values.
+    // of kTokens, in an order of the ISA's own. `share` says which of their values.
     void (*pack)(const float* const* x, size_t count, size_t tokens, const Share& share, Element element, float* packed);
-    // y [last - first][tokens], for at most kPanel rows within a block.
-    void (*multiply)(const MatrixView& matrix, const float* packed, size_t tokens, size_t first, size_t last, float* y);
+    // y [last - first][tokens], for at most kPanel rows within a block. `next` as above.
+    void (*multiply)(const MatrixView& matrix, const float* packed, size_t tokens, size_t first, size_t last,
+                     const void* next, float* y);
 
-    // The same in bfloat16, half as much memory. Null, E4M3 only, as above.
+    // The same in bfloat16. Null, E4M3 only, as above.
     void (*pack_bf16)(const float* const* x, size_t count, size_t tokens, const Share& share, uint16_t* packed);
     void (*multiply_bf16)(const MatrixView& matrix, const uint16_t* packed, size_t tokens, size_t first, size_t last,
-                          float* y);
+                          const void* next, float* y);
+
+    VectorBytes bytes;
 };
 
 namespace scalar { extern const MatrixKernels matrix_kernels; }
 namespace avx2 { extern const MatrixKernels matrix_kernels; }
 namespace avx512 { extern const MatrixKernels matrix_kernels; }
+namespace amx { extern const MatrixKernels matrix_kernels; }
 
 }  // namespace mosaic

@@ -72,7 +72,7 @@ class TestDispatch:
 
     def test_slowest_first(self):
         assert _native.isas()[0] == "scalar"
-        assert list(_native.isas()) == sorted(_native.isas(), key=("scalar", "avx2", "avx512").index)
+        assert list(_native.isas()) == sorted(_native.isas(), key=("scalar", "avx2", "avx512", "amx").index)
 
     @pytest.mark.parametrize("environment", [{}, {"MOSAIC_ISA": ""}])
     def test_fastest_by_default(self, environment):
@@ -104,4 +104,6 @@ def test_every_isa_of_this_cpu_is_offered():
         expected.append("avx2")
     if {"avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512_bf16"} <= flags:
         expected.append("avx512")
+        if {"amx_tile", "amx_bf16"} <= flags:
+            expected.append("amx")
     assert list(_native.isas()) == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[2] / "native" / "src"
-UNITS = sorted(file.name for file in SOURCES.glob("*.cpp") if not file.name.startswith(("bindings", "isa_avx")))
+UNITS = sorted(file.name for file in SOURCES.glob("*.cpp") if not file.name.startswith(("bindings", "isa_avx", "isa_amx")))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
