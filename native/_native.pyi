@@ -1,5 +1,6 @@
 """Types of the C++ extension, for mypy and editors. The behaviour is defined in native/src, not here."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,11 @@ def set_threads(count: int) -> None:
 
 def rms_norm(x: _Values, weight: _Values, out: _Values, eps: float, offset: float, isa: str = "") -> None:
     """X / rms(x) * (offset + weight) over rows as long as weight. Rows of x may have gaps; out may be x."""
+
+def add_rms_norm(
+    x: _Values, y: _Values, weight: _Values, total: _Values, out: _Values, eps: float, offset: float, isa: str = ""
+) -> None:
+    """Total = x + y, and out its rms_norm."""
 
 def gated_rms_norm(x: _Values, weight: _Values, gate: _Values, out: _Values, eps: float, isa: str = "") -> None:
     """X / rms(x) * weight * silu(gate) over rows as long as weight. out may be x or gate."""
@@ -141,14 +147,14 @@ class Expert:
 
     def __init__(self, gate: Matrix, up: Matrix, down: Matrix) -> None: ...
 
-def linear(matrix: Matrix, x: _Values, y: _Values, bf16: bool = False, isa: str = "") -> None:
-    """Y [T, N] = x [T, K] times the matrix transposed, float32.
+def linear(matrices: Sequence[Matrix], x: _Values, y: Sequence[_Values], bf16: bool = False, isa: str = "") -> None:
+    """For each of the matrices, its y [T, N] = x [T, K] times it transposed, float32.
 
     `bf16`: round x to bfloat16 where the weights are E4M3 and the CPU has instructions for that.
     """
 
 def mix_experts(
-    experts: list[Expert],
+    experts: Sequence[Expert],
     slots: NDArray[np.int32] | Buffer,
     weights: _Values,
     x: _Values,
@@ -158,8 +164,11 @@ def mix_experts(
 ) -> None:
     """Y [T, H] = the sum over ranks r, in order, of weights[t, r] * experts[slots[t, r]](x[t])."""
 
-def route(logits: _Values, normalize: bool, experts: NDArray[np.int64] | Buffer, weights: _Values) -> None:
+def route(
+    logits: _Values, shared: _Values | None, normalize: bool, experts: NDArray[np.int64] | Buffer, weights: _Values
+) -> None:
     """The largest of logits [T, E] into experts and weights [T, top_k], best first, of equals the lower number first.
 
-    The weights are the softmax over the chosen if `normalize`, else over all.
+    The weights are the softmax over the chosen if `normalize`, else over all. With shared [T, 1] the last column is
+    expert E and sigmoid(shared).
     """

@@ -44,16 +44,17 @@ class DecoderLayer:
         """Weight bytes read for one token."""
         return self._mixer.nbytes + self._feed_forward.nbytes
 
-    def __call__(self, x: Tensor, state: KVCache | DeltaState) -> Tensor:
-        """X [T, H] -> [T, H]; advances the layer's state by T tokens."""
-        normed = self._input_norm(x)
+    def __call__(self, x: Tensor, addend: Tensor | None, state: KVCache | DeltaState) -> tuple[Tensor, Tensor]:
+        """X [T, H] as a sum that is not added up yet, in and out; advances the layer's state by T tokens."""
+        x, normed = (x, self._input_norm(x)) if addend is None else self._input_norm.added(x, addend)
         if isinstance(self._mixer, Attention):
             assert isinstance(state, KVCache)
-            x = x + self._mixer(normed, state)
+            mixed = self._mixer(normed, state)
         else:
             assert isinstance(state, DeltaState)
-            x = x + self._mixer(normed, state)
-        return x + self._feed_forward(self._post_norm(x))
+            mixed = self._mixer(normed, state)
+        x, normed = self._post_norm.added(x, mixed)
+        return x, self._feed_forward(normed)
 
 
 class HybridModel:
@@ -81,11 +82,11 @@ class HybridModel:
     @torch.inference_mode()
     def hidden(self, ids: Sequence[int], state: SequenceState) -> Tensor:
         """Final hidden states [T, H] of T further tokens; advances the sequence."""
-        x = self._ops.embed(self._embedding, torch.tensor(ids, dtype=torch.long))
+        x, addend = self._ops.embed(self._embedding, torch.tensor(ids, dtype=torch.long)), None
         for layer, layer_state in zip(self._layers, state.layers, strict=True):
-            x = layer(x, layer_state)
+            x, addend = layer(x, addend, layer_state)
         state.length += len(ids)
-        return x
+        return x if addend is None else x + addend
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -74,25 +74,29 @@ class Expert {
     ExpertView view_;
 };
 
-void require_shape(const char* argument, const py::buffer& buffer, std::size_t rows, std::size_t columns) {
-    const py::buffer_info info = buffer.request();
-    if (info.ndim != 2 || info.shape[0] != static_cast<py::ssize_t>(rows) ||
-        info.shape[1] != static_cast<py::ssize_t>(columns))
-        throw std::invalid_argument(std::string(argument) + ": expected shape (" + std::to_string(rows) + ", " +
-                                    std::to_string(columns) + ")");
-}
-
-void bound_linear(const Matrix& matrix, const py::buffer& x, const py::buffer& y, bool bf16, const std::string& isa) {
+void bound_linear(const std::vector<const Matrix*>& matrices, const py::buffer& x, const std::vector<py::buffer>& y,
+                  bool bf16, const std::string& isa) {
     const Isa& chosen = isa_named(isa);
     const Buffer<const float> in("x", x);
-    const Buffer<float> out("y", y);
     in.require_dimensions(2);
     const std::size_t tokens = in.rows();
-    require_shape("x", x, tokens, matrix.view().columns);
-    require_shape("y", y, tokens, matrix.view().rows);
-    out.require_apart_from(in);
+    if (matrices.empty() || matrices.size() != y.size())
+        throw std::invalid_argument("y: expected as many as matrices, at least one");
+    std::vector<MatrixView> views;
+    std::vector<Buffer<float>> outputs;
+    std::vector<float*> out;
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+        if (matrices[i] == nullptr) throw std::invalid_argument("matrices: one is None");
+        views.push_back(matrices[i]->view());
+        in.require_shape(tokens, views[i].columns);
+        outputs.emplace_back("y", y[i]);
+        outputs[i].require_shape(tokens, views[i].rows);
+        outputs[i].require_apart_from(in);
+        for (std::size_t other = 0; other < i; ++other) outputs[i].require_apart_from(outputs[other]);
+        out.push_back(outputs[i].data());
+    }
     const py::gil_scoped_release release;
-    linear(chosen, matrix.view(), in.data(), tokens, bf16, out.data());
+    linear(chosen, views, in.data(), tokens, bf16, out);
 }
 
 void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buffer& slots, const py::buffer& weights,
@@ -108,16 +112,15 @@ void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buff
         views.push_back(expert->view());
     }
     for (const ExpertView& view : views)
-        if (view.gate.columns != views[0].gate.columns || view.gate.rows != views[0].gate.rows ||
-            view.down.rows != views[0].down.rows)
-            throw std::invalid_argument("experts: expected one shape");
+        if (view.gate.columns != views[0].gate.columns || view.down.rows != views[0].down.rows)
+            throw std::invalid_argument("experts: expected the same size of inputs, and of outputs");
     in.require_dimensions(2);
     places.require_dimensions(2);
     const std::size_t tokens = in.rows(), ranks = places.columns();
-    require_shape("x", x, tokens, views[0].gate.columns);
-    require_shape("y", y, tokens, views[0].down.rows);
-    require_shape("slots", slots, tokens, ranks);
-    require_shape("weights", weights, tokens, ranks);
+    in.require_shape(tokens, views[0].gate.columns);
+    out.require_shape(tokens, views[0].down.rows);
+    places.require_shape(tokens, ranks);
+    shares.require_shape(tokens, ranks);
     if (ranks == 0) throw std::invalid_argument("slots: expected at least one expert for a token");
     for (std::size_t i = 0; i < tokens * ranks; ++i)
         if (places.data()[i] < 0 || static_cast<std::size_t>(places.data()[i]) >= experts.size())
@@ -129,18 +132,25 @@ void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buff
     mix_experts(chosen, views, places.data(), shares.data(), ranks, in.data(), tokens, bf16, out.data());
 }
 
-void bound_route(const py::buffer& logits, bool normalize, const py::buffer& experts, const py::buffer& weights) {
+void bound_route(const py::buffer& logits, const std::optional<py::buffer>& shared, bool normalize,
+                 const py::buffer& experts, const py::buffer& weights) {
     const Buffer<const float> in("logits", logits);
     const Buffer<std::int64_t> chosen("experts", experts);
     const Buffer<float> shares("weights", weights);
     in.require_dimensions(2);
     chosen.require_dimensions(2);
-    const std::size_t tokens = in.rows(), count = in.columns(), top_k = chosen.columns();
-    require_shape("experts", experts, tokens, top_k);
-    require_shape("weights", weights, tokens, top_k);
+    const std::size_t tokens = in.rows(), count = in.columns(), ranks = chosen.columns();
+    const std::size_t top_k = ranks - (shared && ranks > 0 ? 1 : 0);
+    chosen.require_shape(tokens, ranks);
+    shares.require_shape(tokens, ranks);
     if (top_k < 1 || top_k > count) throw std::invalid_argument("experts: expected from one to as many as logits");
+    std::optional<Buffer<const float>> gate;
+    if (shared) {
+        gate.emplace("shared", *shared);
+        gate->require_shape(tokens, 1);
+    }
     const py::gil_scoped_release release;
-    route(in.data(), tokens, count, top_k, normalize, chosen.data(), shares.data());
+    route(in.data(), tokens, count, top_k, normalize, gate ? gate->data() : nullptr, chosen.data(), shares.data());
 }
 
 }  // namespace
@@ -157,15 +167,16 @@ void bind_matrix(py::module_& module) {
     py::class_<Expert>(module, "Expert", "down(silu(gate(x)) * up(x)) of three Matrix; keeps them alive.")
         .def(py::init<const Matrix&, const Matrix&, const Matrix&>(), arg("gate"), arg("up"), arg("down"),
              py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>());
-    module.def("linear", bound_linear, arg("matrix"), arg("x"), arg("y"), arg("bf16") = false, arg("isa") = "",
-               "y [T, N] = x [T, K] times the matrix transposed, float32. bf16: round x to bfloat16 where the CPU has "
-               "instructions for that and the weights are E4M3.");
+    module.def("linear", bound_linear, arg("matrices"), arg("x"), arg("y"), arg("bf16") = false, arg("isa") = "",
+               "For each of the matrices, its y [T, N] = x [T, K] times it transposed, float32. bf16: round x to bfloat16 "
+               "where the CPU has instructions for that and the weights are E4M3.");
     module.def("mix_experts", bound_mix_experts, arg("experts"), arg("slots"), arg("weights"), arg("x"), arg("y"),
                arg("bf16") = false, arg("isa") = "",
                "y [T, H] = the sum over ranks r, in order, of weights[t, r] * experts[slots[t, r]](x[t]); slots int32.");
-    module.def("route", bound_route, arg("logits"), arg("normalize"), arg("experts"), arg("weights"),
+    module.def("route", bound_route, arg("logits"), arg("shared"), arg("normalize"), arg("experts"), arg("weights"),
                "The largest of logits [T, E] into experts (int64) and weights [T, top_k], best first, of equals the lower "
-               "number first; softmax over the chosen if `normalize`, else over all.");
+               "number first; softmax over the chosen if `normalize`, else over all. With shared [T, 1] the last column "
+               "is expert E and sigmoid(shared).");
 }
 
 }  // namespace mosaic

@@ -51,6 +51,24 @@ void py_rms_norm(const py::buffer& x, const py::buffer& weight, const py::buffer
              offset);
 }
 
+void py_add_rms_norm(const py::buffer& x, const py::buffer& y, const py::buffer& weight, const py::buffer& total,
+                     const py::buffer& out, float eps, float offset, const std::string& isa) {
+    const SequenceKernels& kernels = kernels_of(isa);
+    const In in("x", x), addend("y", y), weights("weight", weight);
+    const Out sum("total", total), result("out", out);
+    const std::size_t columns = weights.count(), rows = rows_of(in, columns);
+    addend.require_count_of(in);
+    for (const Out* output : {&sum, &result}) {
+        output->require_count_of(in);
+        output->require_apart_from(in);
+        output->require_apart_from(addend);
+        output->require_apart_from(weights);
+    }
+    result.require_apart_from(sum);
+    const Release release;
+    add_rms_norm(kernels, in.data(), addend.data(), weights.data(), sum.data(), result.data(), rows, columns, eps, offset);
+}
+
 void py_gated_rms_norm(const py::buffer& x, const py::buffer& weight, const py::buffer& gate, const py::buffer& out,
                        float eps, const std::string& isa) {
     const SequenceKernels& kernels = kernels_of(isa);
@@ -256,6 +274,8 @@ void bind_sequence(py::module_& module) {
     module.def("set_threads", py_set_threads, arg("count"), "Set how many threads kernels run on, from 1 to 1024.");
     module.def("rms_norm", py_rms_norm, arg("x"), arg("weight"), arg("out"), arg("eps"), arg("offset"), arg("isa") = "",
                "x / rms(x) * (offset + weight) over rows as long as weight. Rows of x may have gaps; out may be x.");
+    module.def("add_rms_norm", py_add_rms_norm, arg("x"), arg("y"), arg("weight"), arg("total"), arg("out"), arg("eps"),
+               arg("offset"), arg("isa") = "", "total = x + y, and out its rms_norm.");
     module.def("gated_rms_norm", py_gated_rms_norm, arg("x"), arg("weight"), arg("gate"), arg("out"), arg("eps"),
                arg("isa") = "", "x / rms(x) * weight * silu(gate) over rows as long as weight. out may be x or gate.");
     module.def("causal_conv", py_causal_conv, arg("x"), arg("history"), arg("weight"), arg("out"), arg("isa") = "",

@@ -55,6 +55,12 @@ template <typename T> class Buffer {
             refuse("has " + std::to_string(info_.ndim) + " dimensions", std::to_string(expected));
     }
 
+    void require_shape(std::size_t rows, std::size_t columns) const {
+        if (info_.ndim != 2 || this->rows() != rows || this->columns() != columns)
+            throw std::invalid_argument(std::string(argument_) + ": expected shape (" + std::to_string(rows) + ", " +
+                                        std::to_string(columns) + ")");
+    }
+
     void require_matrix_of(std::size_t block) const {
         if (info_.ndim != 2 || rows() % block != 0 || columns() % block != 0)
             refuse("is not a matrix of whole blocks", "two dimensions, both multiples of " + std::to_string(block));

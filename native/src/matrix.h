@@ -14,17 +14,20 @@ struct ExpertView {
     MatrixView gate, up, down;  // down(silu(gate(x)) * up(x))
 };
 
-// y [tokens, rows] = x [tokens, columns] times the matrix transposed. `bf16`: activations are rounded to bfloat16 where the
-// CPU multiplies those, and the weights are E4M3.
-void linear(const Isa& isa, const MatrixView& matrix, const float* x, std::size_t tokens, bool bf16, float* y);
+// For every matrix, y [tokens, rows] = x [tokens, columns] times the matrix transposed; all have the same columns. `bf16`:
+// activations are rounded to bfloat16 where the CPU multiplies those, and the weights are E4M3.
+void linear(const Isa& isa, const std::vector<MatrixView>& matrices, const float* x, std::size_t tokens, bool bf16,
+            const std::vector<float*>& y);
 
 // y [tokens, H] = the sum over ranks of weights[token, rank] * experts[slots[token, rank]](x[token]), in order of rank.
+// Experts may differ in their inner size.
 void mix_experts(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, const float* weights,
                  std::size_t ranks, const float* x, std::size_t tokens, bool bf16, float* y);
 
 // The `top_k` largest of logits [tokens, count], the lower number first among equals, and their softmax: over themselves if
-// `normalize`, else over all.
+// `normalize`, else over all. `shared` [tokens], unless null, adds a last choice to each token: number `count`, with the
+// sigmoid of it as weight.
 void route(const float* logits, std::size_t tokens, std::size_t count, std::size_t top_k, bool normalize,
-           std::int64_t* experts, float* weights);
+           const float* shared, std::int64_t* experts, float* weights);
 
 }  // namespace mosaic

@@ -17,9 +17,7 @@ class Attention:
     def __init__(self, ops: Ops, spec: ModelSpec, weights: Weights, key: str) -> None:
         self._ops = ops
         self._spec = spec.attention
-        self._query = Linear(ops, weights.matrix(f"{key}.query"))
-        self._key = Linear(ops, weights.matrix(f"{key}.key"))
-        self._value = Linear(ops, weights.matrix(f"{key}.value"))
+        self._inputs = [weights.matrix(f"{key}.{name}") for name in ("query", "key", "value")]
         self._output = Linear(ops, weights.matrix(f"{key}.output"))
         self._query_norm = RmsNorm(ops, weights.tensor(f"{key}.query_norm"), spec.rms_norm_eps, spec.norm_offset)
         self._key_norm = RmsNorm(ops, weights.tensor(f"{key}.key_norm"), spec.rms_norm_eps, spec.norm_offset)
@@ -27,17 +25,18 @@ class Attention:
     @property
     def nbytes(self) -> int:
         """Weight bytes read per use."""
-        return sum(linear.nbytes for linear in (self._query, self._key, self._value, self._output))
+        return sum(weight.nbytes for weight in (*self._inputs, self._output))
 
     def __call__(self, x: Tensor, cache: KVCache) -> Tensor:
         """X [T, H] -> [T, H]; appends T tokens to the cache."""
         spec, tokens = self._spec, x.shape[0]
-        query = self._query(x).view(tokens, spec.num_heads, -1)
+        query, key, value = self._ops.linears(x, self._inputs)
+        query = query.view(tokens, spec.num_heads, -1)
         gate = None
         if spec.gated:  # each head's rows are [query | gate]
             query, gate = query.chunk(2, dim=-1)
-        key = self._key(x).view(tokens, spec.num_kv_heads, spec.head_dim)
-        value = self._value(x).view(tokens, spec.num_kv_heads, spec.head_dim)
+        key = key.view(tokens, spec.num_kv_heads, spec.head_dim)
+        value = value.view(tokens, spec.num_kv_heads, spec.head_dim)
         positions = torch.arange(cache.length, cache.length + tokens)
         query, key = self._rotate(self._query_norm(query), positions), self._rotate(self._key_norm(key), positions)
         cache.append(key, value)

@@ -1,10 +1,9 @@
-"""What follows the mixer: a dense SwiGLU, or a router over experts with a gated shared expert beside them."""
+"""What follows the mixer: a dense SwiGLU, or a router over experts with a gated shared expert among them."""
 
 from torch import Tensor
 
 from mosaic.format.spec import ModelSpec
 from mosaic.runtime.experts.store import MappedExperts
-from mosaic.runtime.layers.linear import Linear
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.weights import Expert, Weights
 
@@ -27,7 +26,7 @@ class Dense:
 
 
 class MixtureOfExperts:
-    """Router, routed experts, shared expert: y = sum of the routed + sigmoid(gate(x)) * shared(x)."""
+    """Routed experts, and a shared one that every token uses: the sum of their outputs by the weights of the router."""
 
     def __init__(
         self, ops: Ops, spec: ModelSpec, weights: Weights, experts: MappedExperts, layer: int, key: str
@@ -36,25 +35,27 @@ class MixtureOfExperts:
         self._spec = spec.moe
         self._layer = layer
         self._experts = experts
-        self._router = weights.matrix(f"{key}.router")
-        self._shared = self._shared_gate = None
+        self._router = [weights.matrix(f"{key}.router")]
+        self._shared: Expert | None = None
         if spec.moe.shared_intermediate_size:
-            self._shared = Dense(ops, weights, f"{key}.shared")
-            self._shared_gate = Linear(ops, weights.matrix(f"{key}.shared_gate"))
+            self._router.append(weights.matrix(f"{key}.shared_gate"))
+            self._shared = Expert(*(weights.matrix(f"{key}.shared.{name}") for name in ("gate", "up", "down")))
 
     @property
     def nbytes(self) -> int:
         """Weight bytes read for one token."""
-        shared = sum(part.nbytes for part in (self._shared, self._shared_gate) if part)
-        return self._router.nbytes + shared + self._spec.top_k * self._expert(0).nbytes
+        shared = self._shared.nbytes if self._shared else 0
+        router = sum(weight.nbytes for weight in self._router)
+        return router + shared + self._spec.top_k * self._expert(0).nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [T, H] -> [T, H]."""
-        routing = self._ops.route(x, self._router, self._spec.top_k, self._spec.normalize_top_k)
-        result = self._ops.experts(x, routing, self._expert)
-        if self._shared and self._shared_gate:
-            result = result + self._ops.sigmoid_gate(self._shared(x), self._shared_gate(x))
-        return result
+        logits, *gate = self._ops.linears(x, self._router)
+        shared = gate[0] if gate else None
+        routing = self._ops.route(logits, self._spec.top_k, self._spec.normalize_top_k, shared)
+        return self._ops.experts(x, routing, self._expert)
 
     def _expert(self, number: int) -> Expert:
+        if self._shared and number == self._spec.num_experts:
+            return self._shared
         return self._experts.expert(self._layer, number)

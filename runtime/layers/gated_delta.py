@@ -21,7 +21,7 @@ class GatedDeltaNet:
         self._spec = spec.gated_delta
         self._eps = spec.rms_norm_eps
         names = ("qkvz", "ba") if self._spec.grouped else ("qkv", "z", "b", "a")
-        self._inputs = {name: Linear(ops, weights.matrix(f"{key}.{name}")) for name in names}
+        self._inputs = [weights.matrix(f"{key}.{name}") for name in names]
         self._output = Linear(ops, weights.matrix(f"{key}.output"))
         self._conv = weights.tensor(f"{key}.conv")
         self._a_log = weights.tensor(f"{key}.a_log")
@@ -31,13 +31,13 @@ class GatedDeltaNet:
     @property
     def nbytes(self) -> int:
         """Weight bytes read per use."""
-        return sum(linear.nbytes for linear in (*self._inputs.values(), self._output)) + self._conv.nbytes
+        return sum(weight.nbytes for weight in (*self._inputs, self._output, self._conv))
 
     def __call__(self, x: Tensor, state: DeltaState) -> Tensor:
         """X [T, H] -> [T, H]; advances the state by T tokens."""
         spec, tokens = self._spec, x.shape[0]
-        outputs = {name: linear(x) for name, linear in self._inputs.items()}
-        qkv, z, b, a = _ungroup(outputs, spec) if spec.grouped else outputs.values()
+        outputs = self._ops.linears(x, self._inputs)
+        qkv, z, b, a = _ungroup(outputs[0], outputs[1], spec) if spec.grouped else outputs
         mixed, state.conv = self._ops.causal_conv(qkv, state.conv, self._conv)
         query, key, value = torch.split(mixed, [spec.key_dim, spec.key_dim, spec.value_dim], dim=-1)
         inputs = DeltaInputs(
@@ -67,15 +67,15 @@ class GatedDeltaNet:
         return torch.cat(parts)
 
 
-def _ungroup(outputs: dict[str, Tensor], spec: GatedDeltaSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _ungroup(qkvz: Tensor, ba: Tensor, spec: GatedDeltaSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(qkv, z, b, a) from projections whose rows are grouped by key head: the activations are permuted, not weights.
 
     Key head g holds [query | key | values of its value heads | their z], and [b | a] of its value heads.
     """
-    tokens, heads = outputs["ba"].shape[0], spec.num_key_heads
+    tokens, heads = ba.shape[0], spec.num_key_heads
     ratio = spec.num_value_heads // heads
     widths = [spec.key_head_dim, spec.key_head_dim, ratio * spec.value_head_dim, ratio * spec.value_head_dim]
-    query, key, value, z = torch.split(outputs["qkvz"].view(tokens, heads, -1), widths, dim=-1)
-    b, a = outputs["ba"].view(tokens, heads, -1).chunk(2, dim=-1)
+    query, key, value, z = torch.split(qkvz.view(tokens, heads, -1), widths, dim=-1)
+    b, a = ba.view(tokens, heads, -1).chunk(2, dim=-1)
     qkv = torch.cat([part.reshape(tokens, -1) for part in (query, key, value)], dim=-1)
     return qkv, z.reshape(tokens, -1), b.reshape(tokens, -1), a.reshape(tokens, -1)

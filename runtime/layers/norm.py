@@ -14,6 +14,10 @@ class RmsNorm:
         self._eps = eps
         self._offset = offset
 
+    def added(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """X + y, and that normalised."""
+        return self._ops.add_rms_norm(x, y, self._weight, self._eps, self._offset)
+
     def __call__(self, x: Tensor) -> Tensor:
         """The normalised x."""
         return self._ops.rms_norm(x, self._weight, self._eps, self._offset)

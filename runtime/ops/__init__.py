@@ -5,7 +5,7 @@ experts, C convolution channels, h heads, d dims of a head. An implementation ch
 recurrent states.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from mosaic.runtime.weights import Expert, Weight
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts each token uses: `experts` int64 [T, top_k], `weights` [T, top_k], best first."""
+    """Which experts each token uses: `experts` int64 [T, R], `weights` [T, R]; best first, a shared one last."""
 
     experts: Tensor
     weights: Tensor
@@ -51,8 +51,16 @@ class Ops(Protocol):
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """X [T, K] times weight [N, K] transposed: [T, N]."""
 
+    def linears(self, x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+        """The same for several weights."""
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """X / rms(x) * (offset + weight) over the last axis."""
+
+    def add_rms_norm(
+        self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        """(x + y, its rms_norm)."""
 
     def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
         """X / rms(x) * weight * silu(gate) over the last axis."""
@@ -81,8 +89,11 @@ class Ops(Protocol):
     def delta_chunk(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
         """The same for several tokens at once; equal to stepping through them up to rounding."""
 
-    def route(self, x: Tensor, router: Weight, top_k: int, normalize: bool) -> Routing:
-        """The top_k experts of each token; of equal logits the lower expert number wins."""
+    def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
+        """The top_k experts of each token by logits [T, E]; of equal ones the lower expert number wins.
+
+        With `shared` [T, 1] every token uses one more, number E, with the weight sigmoid(shared).
+        """
 
     def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
         """down(silu(gate(x)) * up(x)): [T, H]."""

@@ -3,7 +3,9 @@
 Results do not depend on the number of threads, nor a token's on what is computed with it. States are changed in place.
 """
 
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +20,8 @@ from mosaic.runtime.state import KVCache
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
 
 Floats = NDArray[np.float32]
+LARGE = 1 << 18  # elements; smaller ones the allocator keeps
+UNHELD = 3  # references to an array that a list holds, a loop's variable and the call that counts
 
 
 class Activations(StrEnum):
@@ -49,10 +53,11 @@ class CpuOps:
     def __init__(self, activations: Activations = Activations.F32, isa: str = "") -> None:
         self._bf16 = activations is Activations.BF16
         self._isa = isa
-        # By where a weight lies and what it is; kept with it, so that nothing else can come to lie there.
-        self._matrices: dict[tuple[Any, ...], tuple[Any, _native.Matrix]] = {}
-        self._experts: dict[tuple[Any, ...], tuple[Any, _native.Expert]] = {}
-        self._floats: dict[tuple[Any, ...], tuple[Tensor, Floats]] = {}
+        self._results = Results()
+        # What the kernels know weights by, found by the weights' id; these are kept with it, so that the id stays theirs.
+        self._matrices: dict[int, tuple[Weight, _native.Matrix]] = {}
+        self._experts: dict[int, tuple[Expert, _native.Expert]] = {}
+        self._floats: dict[int, tuple[Tensor, Floats]] = {}
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
         """See Ops."""
@@ -60,32 +65,46 @@ class CpuOps:
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See Ops."""
-        result = np.empty((x.shape[0], weight.shape[0]), np.float32)
-        _native.linear(self._matrix(weight), x.contiguous().numpy(), result, self._bf16, self._isa)
-        return torch.from_numpy(result)
+        return self.linears(x, [weight])[0]
+
+    def linears(self, x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+        """See Ops. Activations are prepared once, and all is one piece of work for the threads."""
+        results = [self._results.take((x.shape[0], weight.shape[0])) for weight in weights]
+        matrices = [self._matrix(weight) for weight in weights]
+        _native.linear(matrices, x.contiguous().numpy(), results, self._bf16, self._isa)
+        return [torch.from_numpy(result) for result in results]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """See Ops."""
-        result = np.empty(x.shape, np.float32)
+        result = self._results.take(x.shape)
         _native.rms_norm(_rows(x), self._float(weight), result, eps, offset, self._isa)
         return torch.from_numpy(result)
 
+    def add_rms_norm(
+        self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        """See Ops."""
+        total, result = self._results.take(x.shape), self._results.take(x.shape)
+        terms = x.contiguous().numpy(), y.contiguous().numpy()
+        _native.add_rms_norm(*terms, self._float(weight), total, result, eps, offset, self._isa)
+        return torch.from_numpy(total), torch.from_numpy(result)
+
     def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
         """See Ops."""
-        result = np.empty(x.shape, np.float32)
+        result = self._results.take(x.shape)
         arguments = (x.contiguous().numpy(), self._float(weight), gate.contiguous().numpy(), result)
         _native.gated_rms_norm(*arguments, eps, self._isa)
         return torch.from_numpy(result)
 
     def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
         """See Ops."""
-        result = np.empty(x.shape, np.float32)
+        result = self._results.take(x.shape)
         _native.rotate(x.contiguous().numpy(), positions.numpy(), result, rotary_dim, theta, self._isa)
         return torch.from_numpy(result)
 
     def attention(self, query: Tensor, cache: KVCache) -> Tensor:
         """See Ops. Reads keys and values where the cache has them."""
-        result = np.empty(query.shape, np.float32)
+        result = self._results.take(query.shape)
         pages, scales = cache.addresses()
         arguments = (query.contiguous().numpy(), pages, scales, result, cache.length, cache.kv_heads)
         _native.attention(*arguments, cache.format, self._isa)
@@ -93,13 +112,13 @@ class CpuOps:
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Ops."""
-        result = np.empty(x.shape, np.float32)
+        result = self._results.take(x.shape)
         _native.sigmoid_gate(x.contiguous().numpy(), gate.contiguous().numpy(), result, self._isa)
         return torch.from_numpy(result)
 
     def causal_conv(self, x: Tensor, history: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops. `history` is changed in place."""
-        result = np.empty(x.shape, np.float32)
+        result = self._results.take(x.shape)
         taps = self._float(weight).reshape(weight.shape[0], -1)
         _native.causal_conv(_rows(x), history.numpy(), taps, result, self._isa)
         return torch.from_numpy(result), history
@@ -113,7 +132,7 @@ class CpuOps:
 
     def delta_step(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops. `state` is changed in place."""
-        result = np.empty(inputs.value.shape, np.float32)
+        result = self._results.take(inputs.value.shape)
         query, key, value = _rows(inputs.query), _rows(inputs.key), _rows(inputs.value)
         gates = inputs.log_decay.contiguous().numpy(), inputs.beta.contiguous().numpy()
         _native.delta_rule(query, key, value, *gates, state.numpy(), result, self._isa)
@@ -121,18 +140,19 @@ class CpuOps:
 
     delta_chunk = delta_step  # token by token: a head's state stays in the core's cache
 
-    def route(self, x: Tensor, router: Weight, top_k: int, normalize: bool) -> Routing:
+    def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
         """See Ops."""
-        logits = self.linear(x, router)
-        routing = Routing(torch.empty(x.shape[0], top_k, dtype=torch.int64), torch.empty(x.shape[0], top_k))
-        _native.route(logits.numpy(), normalize, routing.experts.numpy(), routing.weights.numpy())
-        return routing
+        shape = (logits.shape[0], top_k if shared is None else top_k + 1)
+        experts, weights = np.empty(shape, np.int64), np.empty(shape, np.float32)
+        gate = None if shared is None else shared.contiguous().numpy()
+        _native.route(logits.contiguous().numpy(), gate, normalize, experts, weights)
+        return Routing(torch.from_numpy(experts), torch.from_numpy(weights))
 
     def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
         """See Ops. One expert that every token uses."""
-        tokens = x.shape[0]
-        slots, weights = np.zeros((tokens, 1), np.int32), np.ones((tokens, 1), np.float32)
-        return self._mix(x, [self._expert(Expert(gate, up, down))], slots, weights)
+        slots, weights = np.zeros((x.shape[0], 1), np.int32), np.ones((x.shape[0], 1), np.float32)
+        expert = _native.Expert(self._matrix(gate), self._matrix(up), self._matrix(down))
+        return self._mix(x, [expert], slots, weights)
 
     def experts(self, x: Tensor, routing: Routing, expert: Callable[[int], Expert]) -> Tensor:
         """See Ops."""
@@ -144,36 +164,53 @@ class CpuOps:
         return self._mix(x, used, slots.astype(np.int32).reshape(routing.experts.shape), routing.weights.numpy())
 
     def _mix(self, x: Tensor, experts: list[_native.Expert], slots: NDArray[np.int32], weights: Floats) -> Tensor:
-        result = np.empty(x.shape, np.float32)
+        result = self._results.take(x.shape)
         _native.mix_experts(experts, slots, weights, x.contiguous().numpy(), result, self._bf16, self._isa)
         return torch.from_numpy(result)
 
     def _matrix(self, weight: Weight) -> _native.Matrix:
-        key = _place(weight)
-        if key not in self._matrices:
-            self._matrices[key] = weight, _bind(weight)
-        return self._matrices[key][1]
+        found = self._matrices.get(id(weight))
+        if found is None:
+            found = self._matrices[id(weight)] = weight, _bind(weight)
+        return found[1]
 
     def _expert(self, expert: Expert) -> _native.Expert:
-        key = (*_place(expert.gate), *_place(expert.up), *_place(expert.down))
-        if key not in self._experts:
+        found = self._experts.get(id(expert))
+        if found is None:
             bound = _native.Expert(_bind(expert.gate), _bind(expert.up), _bind(expert.down))
-            self._experts[key] = expert, bound
-        return self._experts[key][1]
+            found = self._experts[id(expert)] = expert, bound
+        return found[1]
 
     def _float(self, weight: Tensor) -> Floats:
         """A small weight in float32, converted once."""
-        key = _place(weight)
-        if key not in self._floats:
-            self._floats[key] = weight, weight.float().contiguous().numpy()
-        return self._floats[key][1]
+        found = self._floats.get(id(weight))
+        if found is None:
+            found = self._floats[id(weight)] = weight, weight.float().contiguous().numpy()
+        return found[1]
 
 
-def _place(weight: Weight) -> tuple[Any, ...]:
-    """Where it lies and what it is."""
-    if isinstance(weight, E4M3Matrix):
-        return (weight.codes.data_ptr(), weight.codes.shape, weight.scales.data_ptr())
-    return (weight.data_ptr(), weight.shape, weight.dtype)
+class Results:
+    """Memory for results. That of large ones is used again when nobody holds them any more.
+
+    The system clears fresh pages, which takes longer than many an operation that would fill them.
+    """
+
+    def __init__(self) -> None:
+        self._large: list[Floats] = []
+
+    def take(self, shape: Sequence[int]) -> Floats:
+        """An array of float32 with anything in it."""
+        count = math.prod(shape)
+        if count < LARGE:
+            return np.empty(shape, np.float32)
+        free = [memory for memory in self._large if sys.getrefcount(memory) == UNHELD and memory.size >= count]
+        if free:
+            memory = min(free, key=len)
+        else:
+            self._large = [memory for memory in self._large if sys.getrefcount(memory) > UNHELD]  # too small
+            memory = np.empty(count, np.float32)
+            self._large.append(memory)
+        return memory[:count].reshape(shape)
 
 
 def _bind(weight: Weight) -> _native.Matrix:
@@ -190,6 +227,6 @@ def _bits(values: Tensor) -> NDArray[Any]:
 
 def _rows(x: Tensor) -> Floats:
     """As numpy, rows with gaps between them as they are."""
-    inner = x[0] if x.shape[0] else x
-    array: Floats = (x if inner.is_contiguous() else x.contiguous()).numpy()
+    as_it_is = x.is_contiguous() or x[0].is_contiguous()
+    array: Floats = (x if as_it_is else x.contiguous()).numpy()
     return array

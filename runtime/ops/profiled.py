@@ -59,25 +59,28 @@ class ProfiledOps:
         """Lines for a person, of `whole` seconds; `ceiling` is what the memory gives in bytes/s."""
         entries = sorted(self.entries.items(), key=lambda item: -item[1].seconds)
         rest = whole - sum(entry.seconds for _, entry in entries)
-        yield f"{'operation':<26}{'calls':>8}{'ms':>10}{'share':>8}{'GB/s':>8}{'of ceiling':>12}"
+        yield f"{'operation':<32}{'calls':>8}{'ms':>10}{'share':>8}{'GB/s':>8}{'of ceiling':>12}"
         for name, entry in [*entries, ("between operations", Entry(0, rest, 0))]:
             speed = entry.nbytes / entry.seconds if entry.seconds else 0.0
             shown = f"{speed / 1e9:>8.1f}" if entry.nbytes else " " * 8
             share = f"{speed / ceiling:>12.0%}" if entry.nbytes and ceiling else " " * 12
-            yield f"{name:<26}{entry.calls:>8}{entry.seconds * 1e3:>10.1f}{entry.seconds / whole:>8.1%}{shown}{share}"
+            yield f"{name:<32}{entry.calls:>8}{entry.seconds * 1e3:>10.1f}{entry.seconds / whole:>8.1%}{shown}{share}"
 
 
 def _name(operation: str, arguments: tuple[Any, ...]) -> str:
-    """Linear maps by their shape, since the head and a gate have little in common."""
-    if operation != "linear":
+    """Linear maps by their shapes, since the head and a gate have little in common."""
+    if operation not in ("linear", "linears"):
         return operation
-    rows, columns = arguments[1].shape
-    return f"linear {rows}x{columns}"
+    weights = arguments[1] if operation == "linears" else [arguments[1]]
+    rows = "+".join(str(weight.shape[0]) for weight in weights)
+    return f"linear {rows}x{weights[0].shape[1]}"
 
 
 def _nbytes(operation: str, arguments: tuple[Any, ...]) -> int:
     """What a call reads at least, beside activations."""
-    if operation in ("linear", "route", "swiglu"):
+    if operation == "linears":
+        return sum(weight.nbytes for weight in arguments[1])
+    if operation in ("linear", "swiglu"):
         return sum(argument.nbytes for argument in arguments[1:] if isinstance(argument, Weight))
     if operation == "experts":
         _, routing, expert = arguments

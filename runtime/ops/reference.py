@@ -5,7 +5,7 @@ stored. So how tokens are grouped into calls does not show, and a faster impleme
 Maths and traps: docs/MODELS.md, section 3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,9 +36,20 @@ class ReferenceOps:
         parts = [x.to(EXACT) @ _exact(weight, first, min(first + ROWS, rows)).T for first in range(0, rows, ROWS)]
         return torch.cat(parts, dim=-1)
 
+    def linears(self, x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+        """See Ops."""
+        return [self.linear(x, weight) for weight in weights]
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """See Ops."""
         return _rms(x, eps) * (offset + weight.to(EXACT))
+
+    def add_rms_norm(
+        self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        """See Ops."""
+        total = x.to(EXACT) + y.to(EXACT)
+        return total, self.rms_norm(total, weight, eps, offset)
 
     def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
         """See Ops."""
@@ -114,13 +125,15 @@ class ReferenceOps:
         end = total[:, -1:, None].exp() * start + ((total[:, -1:] - total).exp()[..., None] * key).mT @ writes
         return output.transpose(0, 1), end
 
-    def route(self, x: Tensor, router: Weight, top_k: int, normalize: bool) -> Routing:
+    def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
         """See Ops."""
-        logits = self.linear(x, router)
         best, experts = (part[:, :top_k] for part in logits.sort(dim=-1, descending=True, stable=True))
-        if normalize:  # the same as dividing the chosen shares by their sum
-            return Routing(experts, best.softmax(dim=-1))
-        return Routing(experts, logits.softmax(dim=-1).gather(-1, experts))
+        # softmax over the chosen is the same as dividing the chosen shares by their sum
+        weights = best.softmax(dim=-1) if normalize else logits.softmax(dim=-1).gather(-1, experts)
+        if shared is not None:
+            experts = torch.cat((experts, torch.full_like(experts[:, :1], logits.shape[-1])), dim=-1)
+            weights = torch.cat((weights, shared.sigmoid()), dim=-1)
+        return Routing(experts, weights)
 
     def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
         """See Ops."""
@@ -129,7 +142,7 @@ class ReferenceOps:
 
     def experts(self, x: Tensor, routing: Routing, expert: Callable[[int], Expert]) -> Tensor:
         """See Ops. Tokens grouped by expert; one expert dequantised at a time."""
-        outputs = torch.empty(*routing.experts.shape, x.shape[-1], dtype=EXACT)  # [T, top_k, H]
+        outputs = torch.empty(*routing.experts.shape, x.shape[-1], dtype=EXACT)  # [T, R, H]
         for number in sorted(set(routing.experts.flatten().tolist())):
             tokens, ranks = torch.nonzero(routing.experts == number, as_tuple=True)
             weights = expert(number)

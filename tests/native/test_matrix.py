@@ -50,8 +50,20 @@ def inputs(shape, seed=1):
 
 def linear(matrix, x, isa, bf16=False):
     y = np.full((x.shape[0], matrix.shape[0]), np.nan, np.float32)
-    _native.linear(matrix, x, y, bf16, isa)
+    _native.linear([matrix], x, [y], bf16, isa)
     return y
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("tokens", [1, 5, 130])
+def test_several_matrices_at_once(tokens, isa, bf16):
+    """Each as it would be alone, whatever the others are stored in."""
+    weights = [make((rows, 200), rows)[0] for rows, make in zip((300, 5, 64, 130), WEIGHTS.values(), strict=True)]
+    x = inputs((tokens, 200))
+    outputs = [np.full((tokens, weight.shape[0]), np.nan, np.float32) for weight in weights]
+    _native.linear(weights, x, outputs, bf16, isa)
+    for weight, output in zip(weights, outputs, strict=True):
+        assert np.array_equal(output, linear(weight, x, isa, bf16))
 
 
 def rounding(values, x, relative):
@@ -216,6 +228,22 @@ def test_experts_in_any_company(kind, bf16, isa):
         assert np.array_equal(mixed(experts, slots[one], weights[one], x[one], isa, bf16), alone)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_experts_of_different_inner_sizes(isa, bf16):
+    """Each contributes what it would alone."""
+    experts = expert_weights(2, 128, 96, "e4m3")[0] + expert_weights(1, 128, 300, "e4m3")[0]
+    x, weights = inputs((40, 128)), np.abs(inputs((40, 2), seed=4))
+    slots = np.tile(np.array([1, 2], np.int32), (40, 1))
+    for tokens in (slice(0, 1), slice(0, 40)):
+        expected = sum(
+            mixed([experts[slot]], np.zeros_like(slots[tokens, :1]), weights[tokens, rank : rank + 1].copy(), x[tokens], isa,
+                  bf16)
+            for rank, slot in enumerate((1, 2))
+        )  # fmt: skip
+        found = mixed(experts, slots[tokens], weights[tokens], x[tokens], isa, bf16)
+        assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 # --- routing ----------------------------------------------------------------------------------------------------------
 
 
@@ -223,12 +251,24 @@ def test_experts_in_any_company(kind, bf16, isa):
 def test_route(normalize, isa):
     logits = (inputs((50, 33)) * 8).round(1)  # with ties
     experts, weights = np.empty((50, 5), np.int64), np.empty((50, 5), np.float32)
-    _native.route(logits, normalize, experts, weights)
+    _native.route(logits, None, normalize, experts, weights)
     expected = np.argsort(-logits, axis=1, kind="stable")[:, :5]
     assert np.array_equal(experts, expected)
     shares = np.exp(logits.astype(np.float64))
     chosen = np.take_along_axis(shares, expected, 1)
     assert np.allclose(weights, chosen / (chosen if normalize else shares).sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_route_to_a_shared_expert(isa):
+    logits, shared = inputs((70, 9)), inputs((70, 1), seed=2) * 10
+    experts, weights = np.empty((70, 4), np.int64), np.empty((70, 4), np.float32)
+    _native.route(logits, shared, True, experts, weights)
+    own_experts, own_weights = np.empty((70, 3), np.int64), np.empty((70, 3), np.float32)
+    _native.route(logits, None, True, own_experts, own_weights)
+    assert np.array_equal(experts[:, :3], own_experts)
+    assert np.array_equal(weights[:, :3], own_weights)
+    assert np.all(experts[:, 3] == 9)
+    assert np.allclose(weights[:, 3:], 1 / (1 + np.exp(-shared.astype(np.float64))), rtol=1e-6)
 
 
 # --- bad arguments ----------------------------------------------------------------------------------------------------
@@ -257,9 +297,12 @@ def test_products_are_checked(isa):
     x, y = np.zeros((2, 8), np.float32), np.zeros((2, 4), np.float32)
     for wrong in (x[:, :4].copy(), x[:1], x.astype(np.float64), x[0]):
         with pytest.raises(ValueError, match=r"x|y"):
-            _native.linear(matrix, wrong, y, isa=isa)
+            _native.linear([matrix], wrong, [y], isa=isa)
     with pytest.raises(ValueError, match="y"):
-        _native.linear(matrix, x, np.zeros((2, 5), np.float32), isa=isa)
+        _native.linear([matrix], x, [np.zeros((2, 5), np.float32)], isa=isa)
+    for matrices, outputs in (([], []), ([matrix], []), ([matrix, matrix], [y, y]), ([None], [y])):
+        with pytest.raises(ValueError, match=r"as many|overlap|None"):
+            _native.linear(matrices, x, outputs, isa=isa)
     experts, _ = expert_weights(2, 128, 128, "bf16")
     x = np.zeros((1, 128), np.float32)
     for slot in (-1, 2):
@@ -275,8 +318,14 @@ def test_products_are_checked(isa):
     for chosen in (0, 4):
         with pytest.raises(ValueError, match="from one"):
             _native.route(
-                np.zeros((2, 3), np.float32), True, np.zeros((2, chosen), np.int64), np.zeros((2, chosen), np.float32)
-            )
+                np.zeros((2, 3), np.float32), None, True, np.zeros((2, chosen), np.int64),
+                np.zeros((2, chosen), np.float32),
+            )  # fmt: skip
+    with pytest.raises(ValueError, match="shared"):
+        _native.route(
+            np.zeros((2, 3), np.float32), np.zeros((1, 1), np.float32), True, np.zeros((2, 2), np.int64),
+            np.zeros((2, 2), np.float32),
+        )  # fmt: skip
 
 
 def test_no_tokens(isa):

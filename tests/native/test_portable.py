@@ -21,4 +21,4 @@ def test_compiles_without_x86(unit, tmp_path):
 
 
 def test_the_baseline_units_are_found():
-    assert {"isa_scalar.cpp", "matrix.cpp", "sequence.cpp", "thread_pool.cpp"} <= set(UNITS)
+    assert {"isa_scalar.cpp", "linear.cpp", "sequence.cpp", "thread_pool.cpp"} <= set(UNITS)

@@ -144,6 +144,19 @@ class TestNorms:
         _native.rms_norm(x, weight, x, 1e-6, offset, isa)
         assert same_bits(x, out)
 
+    @pytest.mark.parametrize("rows", [1, 65])
+    def test_add_rms_norm(self, isa, rng, rows):
+        """The sum in float32, and what rms_norm makes of it."""
+        x, y, weight = normal(rng, rows, 2048), normal(rng, rows, 2048), normal(rng, 2048)
+        total, out, expected = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+        _native.add_rms_norm(x, y, weight, total, out, 1e-6, 1.0, isa)
+        _native.rms_norm(x + y, weight, expected, 1e-6, 1.0, isa)
+        assert same_bits(total, x + y)
+        assert same_bits(out, expected)
+        for outputs in ((total, total), (x, out), (total, y), (total[:0], out)):
+            with pytest.raises(ValueError, match=r"overlap|elements"):
+                _native.add_rms_norm(x, y, weight, *outputs, 1e-6, 1.0, isa)
+
     def test_rows_with_gaps(self, isa, rng):
         wide, weight = normal(rng, 33, 40), normal(rng, 20)
         out, expected = np.empty((33, 20), F32), np.empty((33, 20), F32)

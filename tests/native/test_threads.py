@@ -35,7 +35,7 @@ def test_any_number_of_threads(count):
     matrix, x, y, expected = product()
     for _ in range(200):
         y.fill(np.nan)
-        _native.linear(matrix, x, y)
+        _native.linear([matrix], x, [y])
         assert np.allclose(y, expected, atol=1e-3)
 
 
@@ -50,7 +50,7 @@ def test_threads_that_sleep_are_woken():
     _native.set_threads(2)
     matrix, x, y, expected = product()
     for _ in range(3):
-        _native.linear(matrix, x, y)
+        _native.linear([matrix], x, [y])
         threading.Event().wait(0.05)
     assert np.allclose(y, expected, atol=1e-3)
 
@@ -63,7 +63,7 @@ def test_callers_in_many_threads():
         matrix, x, y, expected = product(seed)
         for number in range(100):
             y.fill(np.nan)
-            _native.linear(matrix, x, y)
+            _native.linear([matrix], x, [y])
             if not np.allclose(y, expected, atol=1e-3):
                 wrong.append((seed, number))
 
@@ -93,7 +93,7 @@ def test_more_threads_than_the_machine_gives():
         "try: _native.set_threads(1024)\n"
         "except RuntimeError as error: print('refused', error)\n"
         "m = _native.Matrix(np.ones((64, 64), np.float32)); y = np.empty((1, 64), np.float32)\n"
-        "_native.set_threads(1); _native.linear(m, np.ones((1, 64), np.float32), y); print(y[0, 0])\n"
+        "_native.set_threads(1); _native.linear([m], np.ones((1, 64), np.float32), [y]); print(y[0, 0])\n"
     )
     code, words = limited(program, 64 << 20)
     assert (code, "refused" in words, "64.0" in words) == (0, True, True), words
@@ -104,11 +104,11 @@ def test_memory_that_runs_out_within_a_task():
     """The caller gets a MemoryError, and the next call that needs less works."""
     program = (
         "_native.set_threads(2); m = _native.Matrix(np.ones((512, 512), np.float32))\n"
-        "def call(tokens, y): _native.linear(m, np.ones((tokens, 512), np.float32), y)\n"
+        "def call(tokens, y): _native.linear([m], np.ones((tokens, 512), np.float32), [y])\n"
         "small, x = np.empty((2, 512), np.float32), np.ones((60000, 512), np.float32); large = np.empty_like(x)\n"
         "call(2, small); limit()\n"
         "for _ in range(3):\n"
-        "    try: _native.linear(m, x, large); print('enough')\n"
+        "    try: _native.linear([m], x, [large]); print('enough')\n"
         "    except MemoryError: print('refused')\n"
         "    call(2, small); print(small[1, 5])\n"
     )
@@ -125,7 +125,7 @@ def test_subnormal_numbers_whoever_computes():
     try:
         torch.set_flush_denormal(True)
         for _ in range(20):
-            _native.linear(matrix, x, y)
+            _native.linear([matrix], x, [y])
             assert np.count_nonzero(y.view(np.uint32)) == y.size
     finally:
         torch.set_flush_denormal(False)
@@ -134,10 +134,10 @@ def test_subnormal_numbers_whoever_computes():
 def test_a_forked_child_has_threads_of_its_own():
     _native.set_threads(2)
     matrix, x, y, expected = product()
-    _native.linear(matrix, x, y)
+    _native.linear([matrix], x, [y])
     child = os.fork()
     if child == 0:
         y.fill(np.nan)
-        _native.linear(matrix, x, y)
+        _native.linear([matrix], x, [y])
         os._exit(0 if np.allclose(y, expected, atol=1e-3) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

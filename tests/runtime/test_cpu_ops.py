@@ -74,6 +74,10 @@ def test_the_same_codes_with_other_scales_are_another_weight(ops):
 def test_small_operations(tokens, ops):
     x, gate, weight = normal(tokens, 48), normal(tokens, 48, seed=1), normal(48, seed=2, dtype=torch.bfloat16)
     near(ops.rms_norm(x, weight, 1e-6, 1.0), REFERENCE.rms_norm(x, weight, 1e-6, 1.0))
+    for found, wanted in zip(
+        ops.add_rms_norm(x, -2 * x, weight, 1e-6, 1.0), REFERENCE.add_rms_norm(x, -2 * x, weight, 1e-6, 1.0), strict=True
+    ):
+        near(found, wanted)
     near(ops.gated_rms_norm(x, weight, gate, 1e-6), REFERENCE.gated_rms_norm(x, weight, gate, 1e-6))
     near(ops.sigmoid_gate(x, gate), REFERENCE.sigmoid_gate(x, gate))
     near(ops.sigmoid_gate(x, gate[:, :1]), REFERENCE.sigmoid_gate(x, gate[:, :1]))
@@ -130,8 +134,8 @@ def test_attention(tokens, kv, ops):
 def test_experts(tokens, ops):
     made = [Expert(quantised(128, 256, i), quantised(128, 256, i + 50), quantised(256, 128, i + 99)) for i in range(6)]
     x, router = normal(tokens, 256), normal(6, 256, dtype=torch.bfloat16) / 16
-    routing = ops.route(x, router, 3, True)
-    expected = REFERENCE.route(x, router, 3, True)
+    routing = ops.route(ops.linear(x, router), 3, True, None)
+    expected = REFERENCE.route(REFERENCE.linear(x, router), 3, True, None)
     assert torch.equal(routing.experts, expected.experts)
     near(routing.weights, expected.weights)
     asked = []
@@ -144,6 +148,34 @@ def test_experts(tokens, ops):
     assert sorted(asked) == sorted(set(routing.experts.flatten().tolist()))
     near(ops.swiglu(x, made[0].gate, made[0].up, made[0].down),
          REFERENCE.swiglu(x, made[0].gate, made[0].up, made[0].down))  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_a_shared_expert_of_another_size(tokens, ops):
+    made = [Expert(quantised(inner, 256, i), quantised(inner, 256, i + 50), quantised(256, inner, i + 99))
+            for i, inner in enumerate((128, 128, 128, 192))]  # fmt: skip
+    x, router, gate = normal(tokens, 256), normal(3, 256, dtype=torch.bfloat16) / 16, normal(1, 256) / 16
+    routing = ops.route(*ops.linears(x, [router]), 2, True, ops.linear(x, gate))
+    expected = REFERENCE.route(*REFERENCE.linears(x, [router]), 2, True, REFERENCE.linear(x, gate))
+    assert torch.equal(routing.experts, expected.experts)
+    near(routing.weights, expected.weights)
+    near(ops.experts(x, routing, made.__getitem__), REFERENCE.experts(x, expected, made.__getitem__))
+
+
+def test_results_lie_apart_while_they_are_held(ops):
+    """Large ones take the memory of those that nobody holds any more."""
+    weight, x = quantised(1024, 128), normal(600, 128)
+    first = ops.linear(x, weight)
+    kept, part = first.clone(), first[5:9, 3:]
+    for _ in range(3):
+        assert ops.linear(-x, weight).data_ptr() != first.data_ptr()
+    assert torch.equal(first, kept)
+    place = first.data_ptr()
+    del first
+    assert ops.linear(-x, weight).data_ptr() != place
+    assert torch.equal(part, kept[5:9, 3:])
+    del part
+    assert place in {result.data_ptr() for result in [ops.linear(-x, weight) for _ in range(3)]}
 
 
 def test_one_expert_twice_for_a_token(ops):

@@ -144,6 +144,13 @@ def test_rms_norm(offset, size, dtype):
     near(OPS.rms_norm(x, weight, 1e-6, offset), expected)
 
 
+def test_add_rms_norm():
+    x, y, weight = normal(3, 24), normal(3, 24, seed=1), normal(24, seed=2)
+    total, found = OPS.add_rms_norm(x, y, weight, 1e-6, 1.0)
+    near(total, f64(x) + f64(y))
+    assert torch.equal(found, OPS.rms_norm(total, weight, 1e-6, 1.0))
+
+
 def test_rms_norm_of_zeros_is_zero():
     assert not OPS.rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-6, 1.0).any()
 
@@ -414,7 +421,7 @@ def test_route(normalize, top_k):
     weights = np.take_along_axis(shares, expected, -1)
     if normalize:
         weights = weights / weights.sum(-1, keepdims=True)
-    found = OPS.route(x, router, top_k, normalize)
+    found = OPS.route(OPS.linear(x, router), top_k, normalize, None)
     assert found.experts.dtype == torch.int64
     assert found.experts.tolist() == expected.tolist()
     near(found.weights, weights)
@@ -422,18 +429,26 @@ def test_route(normalize, top_k):
 
 def test_of_equal_logits_the_lower_expert_wins():
     router = torch.tensor([[1.0], [2.0], [2.0], [1.0], [2.0], [0.0]])
-    found = OPS.route(torch.tensor([[1.0], [-1.0], [0.0]]), router, 4, True)
+    found = OPS.route(torch.tensor([[1.0], [-1.0], [0.0]]) @ router.T, 4, True, None)
     assert found.experts.tolist() == [[1, 2, 4, 0], [5, 0, 3, 1], [0, 1, 2, 3]]
     assert found.weights[2].tolist() == [0.25] * 4
-    many = OPS.route(torch.ones(1, 1), torch.ones(512, 1), 10, True)  # sorting algorithms differ by size
+    many = OPS.route(torch.ones(1, 512), 10, True, None)  # sorting algorithms differ by size
     assert many.experts.tolist() == [list(range(10))]
 
 
 def test_logits_far_below_the_best_still_have_an_order():
     """Shares that underflow to 0 are not equal logits: expert 3 is likelier than 1."""
-    found = OPS.route(torch.ones(1, 1), torch.tensor([[0.0], [-1000.0], [-2000.0], [-900.0]]), 2, True)
+    found = OPS.route(torch.tensor([[0.0, -1000.0, -2000.0, -900.0]]), 2, True, None)
     assert found.experts.tolist() == [[0, 3]]
     assert found.weights.tolist() == [[1.0, 0.0]]
+
+
+def test_a_shared_expert_comes_last():
+    logits, shared = torch.tensor([[1.0, 3.0, 2.0]], dtype=torch.float64), torch.tensor([[0.5]], dtype=torch.float64)
+    found = OPS.route(logits, 2, False, shared)
+    assert found.experts.tolist() == [[1, 2, 3]]
+    assert torch.equal(found.weights[:, :2], OPS.route(logits, 2, False, None).weights)
+    near(found.weights[:, 2:], 1 / (1 + np.exp(-f64(shared))))
 
 
 def swiglu_by_hand(x: np.ndarray, matrices: Expert) -> tuple[np.ndarray, np.ndarray]:
@@ -516,6 +531,7 @@ def test_no_operation_changes_its_arguments():
         (OPS.embed, normal(9, 4), torch.tensor([1, 2])),
         (OPS.linear, x, matrices.gate),
         (OPS.rms_norm, x, normal(130), 1e-6, 1.0),
+        (OPS.add_rms_norm, x, normal(4, 130, seed=1), normal(130), 1e-6, 1.0),
         (OPS.gated_rms_norm, x, normal(130), normal(4, 130, seed=1), 1e-6),
         (OPS.rotate, head, torch.arange(4), 4, 1e4),
         (OPS.attend, head, normal(7, 1, 8), normal(7, 1, 8, seed=1)),
@@ -524,7 +540,8 @@ def test_no_operation_changes_its_arguments():
         (OPS.delta_gates, head[:, 0], head[:, 1], normal(8), normal(8, seed=1)),
         (OPS.delta_step, inputs[:1], state),
         (OPS.delta_chunk, inputs, state),
-        (OPS.route, x, normal(8, 130), 2, True),
+        (OPS.linears, x, [matrices.gate, matrices.up]),
+            (OPS.route, x, 2, True, normal(4, 1)),
         (OPS.swiglu, x, matrices.gate, matrices.up, matrices.down),
         (OPS.experts, x, random_routing(4, 6, 2), expert_of),
     ]
