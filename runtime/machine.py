@@ -6,7 +6,7 @@ from pathlib import Path
 from mosaic import _native
 from mosaic.format.direct import aligned
 
-CEILING_BYTES = 2 << 30  # read per pass: several times what the caches of most machines hold
+CEILING_BYTES = 1 << 30  # read per pass: several times what the caches of most machines hold
 CGROUP = Path("/sys/fs/cgroup")  # of this container, if it is one
 CEILING_SHARE = 4  # at most one part in so many of the free memory
 

@@ -28,34 +28,38 @@ void arrange(const float* x, size_t columns, Element element, float* arranged) {
 
 // At this place among the instructions: GCC would move all of a loop's to its beginning, and the CPU waits when it has too
 // many to keep track of.
-inline void fetch(const char* place) {
+inline void fetch(const void* place) {
 #if defined(__AVX__)
-    __asm__ volatile("prefetcht0 %0" ::"m"(*place));
+    __asm__ volatile("prefetcht0 %0" ::"m"(*static_cast<const char*>(place)));
 #else
     __builtin_prefetch(place);
 #endif
 }
 
-// Fetches what will be read kPrefetched bytes later: further on, or where the caller goes on after `end`.
+// Where what will be read kPrefetched bytes after a row's beginning lies: further on, or where the caller goes on after
+// `end`. Asked once for a row: a little beside the point at the end, and nothing to compute for each line.
 struct Ahead {
     const char *end, *next;
 
-    void operator()(const void* place) const {
-        const char* const later = static_cast<const char*>(place) + kPrefetched;
-        fetch(later < end ? later : next + (later - end));
+    Ahead(const void* last, const void* beyond)
+        : end(static_cast<const char*>(last)), next(beyond == nullptr ? end : static_cast<const char*>(beyond)) {}
+
+    template <typename Stored> const Stored* of(const Stored* row) const {
+        const char* const later = reinterpret_cast<const char*>(row) + kPrefetched;
+        return reinterpret_cast<const Stored*>(later < end ? later : next + (later - end));
     }
 };
 
 // The sum of a block's share of one row: `count` weights, all of a block unless they are the row's last.
 template <typename Weights>
 inline Floats dot_block(const Weights& weights, const typename Weights::Stored* row, const float* x, size_t count,
-                        const Ahead& fetch) {
+                        const typename Weights::Stored* later) {
     constexpr size_t line = 64 / sizeof row[0];
     Floats even = {}, odd = {};
     float rest = 0.0f;
     for (size_t k = 0; k < count; k += kStep) {
         if (k % line == 0)
-            for (size_t ahead = 0; ahead < kStep; ahead += line) fetch(row + k + ahead);
+            for (size_t ahead = 0; ahead < kStep; ahead += line) fetch(later + k + ahead);
         Floats values[4];
         const uint32_t rare = load_step(weights, row + k, count - k, values);
         if (__builtin_expect(rare != 0, 0)) rest += rare_products(row + k, rare, x + k);
@@ -74,10 +78,10 @@ void dot_rows(const MatrixView& matrix, const float* x, size_t first, size_t las
     const Weights weights{};
     const Stored* row = static_cast<const Stored*>(matrix.values) + first * matrix.columns;
     const size_t whole = matrix.columns / kBlock * kBlock;
-    const char* const end = reinterpret_cast<const char*>(row + (last - first) * matrix.columns);
-    const Ahead fetch{end, next == nullptr ? end : static_cast<const char*>(next)};
+    const Ahead ahead(row + (last - first) * matrix.columns, next);
     for (size_t number = first; number < last; ++number, row += matrix.columns) {
         Floats total = {};
+        const Stored* const later = ahead.of(row);
         const auto add = [&](Floats sum, size_t block) {
             if (sizeof(Stored) == 1)
                 total = multiply_add(sum, splat(scale_of(matrix, number, block) * kSumUnit), total);
@@ -85,13 +89,48 @@ void dot_rows(const MatrixView& matrix, const float* x, size_t first, size_t las
                 total = total + sum;
         };
         for (size_t block = 0; block < whole; block += kBlock)
-            add(dot_block(weights, row + block, x + block, kBlock, fetch), block);
-        if (whole < matrix.columns) add(dot_block(weights, row + whole, x + whole, matrix.columns - whole, fetch), whole);
+            add(dot_block(weights, row + block, x + block, kBlock, later + block), block);
+        if (whole < matrix.columns)
+            add(dot_block(weights, row + whole, x + whole, matrix.columns - whole, later + whole), whole);
         y[number] = sum_of(total);
     }
 }
 
+#if defined(__AVX512F__)
+constexpr size_t kScaledColumns = 8192;  // of activations on the stack
+
+// For E4M3 where decoding is nearly as slow as memory: activations are multiplied with the scales of their blocks once for
+// 128 rows, and nothing but decoding and multiply-adds is left to do for a row.
+void dot_scaled(const MatrixView& matrix, const float* x, size_t first, size_t last, const void* next, float* y) {
+    const Decoder decode{};
+    alignas(64) float scaled[kScaledColumns];
+    const size_t columns = matrix.columns, whole = columns / kStep * kStep;
+    const uint8_t* row = static_cast<const uint8_t*>(matrix.values) + first * columns;
+    const Ahead ahead(row + (last - first) * columns, next);
+    for (size_t number = first; number < last; ++number, row += columns) {
+        if (number == first || number % kBlock == 0)
+            for (size_t k = 0; k < in_groups(columns); k += kWidth)
+                store(scaled + k, loaded(x + k) * splat(scale_of(matrix, number, k)));
+        Floats sums[4] = {}, values[4];
+        const uint8_t* const later = ahead.of(row);
+        for (size_t k = 0; k < whole; k += kStep) {
+            fetch(later + k);
+            decode(row + k, values);
+            for (size_t i = 0; i < 4; ++i) sums[i] = multiply_add(values[i], loaded(scaled + k + i * kWidth), sums[i]);
+        }
+        if (whole < columns) {
+            load_step(E4M3Weights{}, row + whole, columns - whole, values);
+            for (size_t i = 0; i < 4; ++i) sums[i] = multiply_add(values[i], loaded(scaled + whole + i * kWidth), sums[i]);
+        }
+        y[number] = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    }
+}
+#endif
+
 void dot(const MatrixView& matrix, const float* x, size_t first, size_t last, const void* next, float* y) {
+#if defined(__AVX512F__)
+    if (matrix.element == kE4M3 && matrix.columns <= kScaledColumns) return dot_scaled(matrix, x, first, last, next, y);
+#endif
     if (matrix.element == kE4M3) return dot_rows<E4M3Weights>(matrix, x, first, last, next, y);
     if (matrix.element == kBF16) return dot_rows<BF16Weights>(matrix, x, first, last, next, y);
     dot_rows<F32Weights>(matrix, x, first, last, next, y);
@@ -268,10 +307,10 @@ inline void load_pairs(const Decoder& decode, const uint8_t* codes, size_t left,
 }
 
 inline __m512 dot_block_bf16(const Decoder& decode, const uint8_t* row, const uint16_t* x, size_t count,
-                             const Ahead& fetch) {
+                             const uint8_t* later) {
     __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
     for (size_t k = 0; k < count; k += kGroup) {
-        fetch(row + k);
+        fetch(later + k);
         __m512i pairs[2];
         load_pairs(decode, row + k, count - k, pairs);
         even = _mm512_dpbf16_ps(even, reinterpret_cast<__m512bh>(pairs[0]),
@@ -286,17 +325,17 @@ void dot_bf16(const MatrixView& matrix, const uint16_t* x, size_t first, size_t 
     const Decoder decode{};
     const uint8_t* row = static_cast<const uint8_t*>(matrix.values) + first * matrix.columns;
     const size_t whole = matrix.columns / kBlock * kBlock;
-    const char* const end = reinterpret_cast<const char*>(row + (last - first) * matrix.columns);
-    const Ahead fetch{end, next == nullptr ? end : static_cast<const char*>(next)};
+    const Ahead ahead(row + (last - first) * matrix.columns, next);
     for (size_t number = first; number < last; ++number, row += matrix.columns) {
         __m512 total = _mm512_setzero_ps();
+        const uint8_t* const later = ahead.of(row);
         const auto add = [&](__m512 sum, size_t block) {
             total = _mm512_fmadd_ps(sum, _mm512_set1_ps(scale_of(matrix, number, block)), total);
         };
         for (size_t block = 0; block < whole; block += kBlock)
-            add(dot_block_bf16(decode, row + block, x + block, kBlock, fetch), block);
+            add(dot_block_bf16(decode, row + block, x + block, kBlock, later + block), block);
         if (whole < matrix.columns)
-            add(dot_block_bf16(decode, row + whole, x + whole, matrix.columns - whole, fetch), whole);
+            add(dot_block_bf16(decode, row + whole, x + whole, matrix.columns - whole, later + whole), whole);
         y[number] = sum_of(reinterpret_cast<Floats>(total));
     }
 }

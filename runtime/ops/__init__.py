@@ -57,9 +57,7 @@ class Ops(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """X / rms(x) * (offset + weight) over the last axis."""
 
-    def add_rms_norm(
-        self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float
-    ) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
         """(x + y, its rms_norm)."""
 
     def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:

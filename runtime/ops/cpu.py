@@ -54,7 +54,7 @@ class CpuOps:
         self._bf16 = activations is Activations.BF16
         self._isa = isa
         self._results = Results()
-        # What the kernels know weights by, found by the weights' id; these are kept with it, so that the id stays theirs.
+        # What the kernels know weights by, found by the weights' id; these are kept with it, so the id stays theirs.
         self._matrices: dict[int, tuple[Weight, _native.Matrix]] = {}
         self._experts: dict[int, tuple[Expert, _native.Expert]] = {}
         self._floats: dict[int, tuple[Tensor, Floats]] = {}
@@ -80,9 +80,7 @@ class CpuOps:
         _native.rms_norm(_rows(x), self._float(weight), result, eps, offset, self._isa)
         return torch.from_numpy(result)
 
-    def add_rms_norm(
-        self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float
-    ) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
         """See Ops."""
         total, result = self._results.take(x.shape), self._results.take(x.shape)
         terms = x.contiguous().numpy(), y.contiguous().numpy()

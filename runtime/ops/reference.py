@@ -44,9 +44,7 @@ class ReferenceOps:
         """See Ops."""
         return _rms(x, eps) * (offset + weight.to(EXACT))
 
-    def add_rms_norm(
-        self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float
-    ) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
         """See Ops."""
         total = x.to(EXACT) + y.to(EXACT)
         return total, self.rms_norm(total, weight, eps, offset)

@@ -235,11 +235,11 @@ def test_experts_of_different_inner_sizes(isa, bf16):
     x, weights = inputs((40, 128)), np.abs(inputs((40, 2), seed=4))
     slots = np.tile(np.array([1, 2], np.int32), (40, 1))
     for tokens in (slice(0, 1), slice(0, 40)):
+        first = np.zeros_like(slots[tokens, :1])
         expected = sum(
-            mixed([experts[slot]], np.zeros_like(slots[tokens, :1]), weights[tokens, rank : rank + 1].copy(), x[tokens], isa,
-                  bf16)
+            mixed([experts[slot]], first, weights[tokens, rank : rank + 1].copy(), x[tokens], isa, bf16)
             for rank, slot in enumerate((1, 2))
-        )  # fmt: skip
+        )
         found = mixed(experts, slots[tokens], weights[tokens], x[tokens], isa, bf16)
         assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
 

@@ -74,9 +74,8 @@ def test_the_same_codes_with_other_scales_are_another_weight(ops):
 def test_small_operations(tokens, ops):
     x, gate, weight = normal(tokens, 48), normal(tokens, 48, seed=1), normal(48, seed=2, dtype=torch.bfloat16)
     near(ops.rms_norm(x, weight, 1e-6, 1.0), REFERENCE.rms_norm(x, weight, 1e-6, 1.0))
-    for found, wanted in zip(
-        ops.add_rms_norm(x, -2 * x, weight, 1e-6, 1.0), REFERENCE.add_rms_norm(x, -2 * x, weight, 1e-6, 1.0), strict=True
-    ):
+    arguments = (x, -2 * x, weight, 1e-6, 1.0)
+    for found, wanted in zip(ops.add_rms_norm(*arguments), REFERENCE.add_rms_norm(*arguments), strict=True):
         near(found, wanted)
     near(ops.gated_rms_norm(x, weight, gate, 1e-6), REFERENCE.gated_rms_norm(x, weight, gate, 1e-6))
     near(ops.sigmoid_gate(x, gate), REFERENCE.sigmoid_gate(x, gate))

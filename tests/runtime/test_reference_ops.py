@@ -541,7 +541,7 @@ def test_no_operation_changes_its_arguments():
         (OPS.delta_step, inputs[:1], state),
         (OPS.delta_chunk, inputs, state),
         (OPS.linears, x, [matrices.gate, matrices.up]),
-            (OPS.route, x, 2, True, normal(4, 1)),
+        (OPS.route, x, 2, True, normal(4, 1)),
         (OPS.swiglu, x, matrices.gate, matrices.up, matrices.down),
         (OPS.experts, x, random_routing(4, 6, 2), expert_of),
     ]
