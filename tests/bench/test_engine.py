@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench import engine
+from bench import engine, experts
 from bench.engine_table import Series, fit, table
 from bench.engine_worker import Worker
 from bench.shape import model_config
+from mosaic import _native
 from mosaic.format.errors import InputError
 
 SIZES = {
@@ -18,6 +19,14 @@ SIZES = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "num_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
 }  # fmt: skip
+
+
+def test_experts_alone(capsys):
+    experts.command(threads=2, tokens=[1, 20], repetitions=1, experts=8, kt_python=None)
+    lines = capsys.readouterr().out.splitlines()
+    assert "read ceiling" in lines[0]
+    assert {line.split("tokens")[0].strip() for line in lines[1:]} == {"1", "20"}
+    assert all(isa in "".join(lines) for isa in _native.isas()[1:])
 
 
 def test_a_whole_run(monkeypatch, tmp_path):
