@@ -60,7 +60,6 @@ def command(
             expected="one of them",
             remedy="see mosaic-bench --help",
         )
-    folder = out or demo_model()
 
     from mosaic.runtime import machine
     from mosaic.runtime.bench import run_tests
@@ -73,6 +72,7 @@ def command(
     count = threads or machine.cores()
     kv_format = option("kv", kv, KVFormat)
     chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), count)
+    folder = out or demo_model()
     model = HybridModel(Weights(folder), chosen, kv_format)
 
     tests = run_tests(model, prompt or [PROMPT], generate or [GENERATE], repetitions, _note)

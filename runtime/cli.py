@@ -67,7 +67,6 @@ def command(
         prompt = sys.stdin.read() if sys.stdin else ""
     if not interactive and not str(prompt).strip():
         raise InputError("the prompt is empty", found=repr(prompt), expected="some text", remedy="write a prompt")
-    folder = demo_model() if out is None else Path(out)
 
     from dataclasses import replace
 
@@ -83,6 +82,7 @@ def command(
         from mosaic.runtime.ops.profiled import ProfiledOps
 
         chosen = profiled = ProfiledOps(chosen)
+    folder = demo_model() if out is None else Path(out)  # converts it, which takes a while: options are fine by now
     engine = load_engine(folder, chosen, kv=kv_format, context=context)
     sampling = engine.defaults
     if temperature is not None:

@@ -32,8 +32,7 @@ class KVPool:
     def __init__(self, num_kv_heads: int, head_dim: int, kv: KVFormat) -> None:
         self._shape = (2, PAGE_TOKENS, num_kv_heads, head_dim)
         self._format = kv
-        self._values: list[Tensor] = []
-        self._scales: list[Tensor] = []
+        self._pages: list[tuple[Tensor, Tensor]] = []  # values, and the scales of E4M3 (else empty)
         self._free: list[int] = []
 
     def allocate(self) -> int:
@@ -41,10 +40,10 @@ class KVPool:
         if self._free:
             return self._free.pop()
         kinds = {KVFormat.F32: torch.float32, KVFormat.BF16: torch.bfloat16, KVFormat.E4M3: torch.float8_e4m3fn}
-        self._values.append(torch.empty(self._shape, dtype=kinds[self._format]))
-        if self._format is KVFormat.E4M3:
-            self._scales.append(torch.empty((*self._shape[:-1], 1)))
-        return len(self._values) - 1
+        values = torch.empty(self._shape, dtype=kinds[self._format])
+        scales = torch.empty((*self._shape[:-1], 1) if self._format is KVFormat.E4M3 else 0)
+        self._pages.append((values, scales))  # at once: a Ctrl-C comes before or after
+        return len(self._pages) - 1
 
     @property
     def format(self) -> KVFormat:
@@ -65,8 +64,8 @@ class KVPool:
 
     def address(self, page: int) -> tuple[int, int]:
         """Where a page lies and where its scales do (0 if it has none)."""
-        scales = self._scales[page].data_ptr() if self._scales else 0
-        return self._values[page].data_ptr(), scales
+        values, scales = self._pages[page]
+        return values.data_ptr(), scales.data_ptr() if scales.numel() else 0
 
     def free(self, pages: list[int]) -> None:
         """Take pages back."""
@@ -74,18 +73,18 @@ class KVPool:
 
     def write(self, page: int, first: int, rows: Tensor) -> None:
         """Store rows [2 (key, value), n, kv heads, d] from token `first` of a page on."""
-        span = slice(first, first + rows.shape[1])
+        span, (values, page_scales) = slice(first, first + rows.shape[1]), self._pages[page]
         if self._format is KVFormat.E4M3:
             scales = rows.abs().amax(dim=-1, keepdim=True) / E4M3_MAX
             scales[scales == 0] = 1.0
-            self._scales[page][:, span] = scales
+            page_scales[:, span] = scales
             rows = (rows / scales).clamp(-E4M3_MAX, E4M3_MAX)
-        self._values[page][:, span] = rows.to(self._values[page].dtype)
+        values[:, span] = rows.to(values.dtype)
 
     def read(self, page: int) -> Tensor:
         """Everything in a page as float32 [2, PAGE_TOKENS, kv heads, d]."""
-        values = self._values[page].float()
-        return values * self._scales[page] if self._format is KVFormat.E4M3 else values
+        values, scales = self._pages[page]
+        return values.float() * scales if self._format is KVFormat.E4M3 else values.float()
 
 
 class KVCache:

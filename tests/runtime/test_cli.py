@@ -299,6 +299,14 @@ def conversion(monkeypatch, tmp_path):
     return prepare
 
 
+@pytest.mark.parametrize("options", [("--kv", "int8"), ("--ops", "gpu"), ("--activations", "f16")])
+def test_options_are_checked_before_the_demo_is_converted(options, tmp_path):
+    found = run("--demo", *options, "Ruth", XDG_CACHE_HOME=str(tmp_path))
+    assert found.returncode == 2, found
+    assert options[1] in found.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_demo_is_converted_once(conversion, capsys):
     model = conversion()
     assert demo_model() == model

@@ -273,10 +273,10 @@ def test_going_back_works_in_every_kv_format(tiny, kv):
 def test_many_conversations_need_no_more_pages_than_one(engine):
     answer(engine, IDS[:130])
     pool = next(layer for layer in engine._conversation._state.layers if isinstance(layer, KVCache))._pool
-    pages = len(pool._values)
+    pages = len(pool._pages)
     for start in (5, 10, 15):
         answer(engine, IDS[start : start + 130], 2)
-    assert len(pool._values) == pages
+    assert len(pool._pages) == pages
 
 
 # --- prefill in pieces ------------------------------------------------------------------------------------------------

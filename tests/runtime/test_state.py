@@ -131,7 +131,7 @@ def test_after_a_cut_other_tokens_follow(kv, cut):
 
 
 def pages_of(pool: KVPool) -> int:
-    return len(pool._values)
+    return len(pool._pages)
 
 
 @pytest.mark.parametrize("kv", FORMATS)
@@ -156,9 +156,9 @@ def test_what_a_page_held_before_does_not_shine_through(kv):
     """Pages come back full of NaN; a partly filled one must not show it."""
     pool = KVPool(HEADS, DIM, kv)
     first = filled(pool, random_rows(PAGE_TOKENS), [])
-    pool._values[0].fill_(float("nan"))
+    pool._pages[0][0].fill_(float("nan"))
     if kv is KVFormat.E4M3:
-        pool._scales[0].fill_(float("nan"))
+        pool._pages[0][1].fill_(float("nan"))
     first.cut(0)
     rows = random_rows(5, 1)
     cache = filled(pool, rows, [2])
