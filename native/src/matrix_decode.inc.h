@@ -73,7 +73,7 @@ struct Decoder {
     // 64 codes as 2 vectors of 32 bfloat16.
     void pairs(const uint8_t* codes, __m512i* out) const {
         __m512i step = _mm512_loadu_si512(codes);
-        __asm__ volatile("" : "+v"(step));
+        __asm__ volatile("" : "+v"(step));  // or GCC loads the codes anew for each use
         const __m512i low = _mm512_permutex2var_epi8(low0, step, low1);
         const __m512i unsigned_high = _mm512_permutex2var_epi8(high0, step, high1);
         const __m512i high = _mm512_ternarylogic_epi32(unsigned_high, step, sign, 0xF8);  // a | (b & c)

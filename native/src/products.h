@@ -71,16 +71,16 @@ inline std::size_t packed_size(const Isa& isa, std::size_t columns, std::size_t 
     return in_groups(columns) * tokens * bytes / sizeof(float);
 }
 
-inline void pack(const Isa& isa, const float* const* x, std::size_t count, std::size_t tokens, const Share& share, Form form,
-          float* packed) {
+inline void pack(const Isa& isa, const float* const* x, std::size_t count, std::size_t tokens, const Share& share,
+                 Form form, float* packed) {
     if (form == kRounded)
         isa.matrix->pack_bf16(x, count, tokens, share, reinterpret_cast<std::uint16_t*>(packed));
     else
         isa.matrix->pack(x, count, tokens, share, static_cast<Element>(form), packed);
 }
 
-inline void multiply(const Isa& isa, const MatrixView& matrix, const float* packed, std::size_t tokens, Form form,
-              std::size_t first, std::size_t last, const void* next, float* y) {
+inline void multiply(const Isa& isa, const MatrixView& matrix, const float* packed, std::size_t tokens,
+                     Form form, std::size_t first, std::size_t last, const void* next, float* y) {
     if (form == kRounded)
         isa.matrix->multiply_bf16(matrix, reinterpret_cast<const std::uint16_t*>(packed), tokens, first, last, next, y);
     else

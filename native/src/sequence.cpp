@@ -172,8 +172,8 @@ void rms_norm(const SequenceKernels& kernels, const float* x, std::size_t stride
     });
 }
 
-void add_rms_norm(const SequenceKernels& kernels, const float* x, const float* y, const float* weight, float* total, float* out,
-                  std::size_t rows, std::size_t columns, float eps, float offset) {
+void add_rms_norm(const SequenceKernels& kernels, const float* x, const float* y, const float* weight, float* total,
+                  float* out, std::size_t rows, std::size_t columns, float eps, float offset) {
     parallel_rows(rows, columns, [&](std::size_t first, std::size_t last) {
         for (std::size_t i = first * columns; i < last * columns; ++i) total[i] = x[i] + y[i];
         const std::size_t start = first * columns;

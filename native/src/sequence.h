@@ -12,8 +12,8 @@ namespace mosaic {
 void rms_norm(const SequenceKernels& kernels, const float* x, std::size_t stride, const float* weight, float* out,
               std::size_t rows, std::size_t columns, float eps, float offset);
 // total = x + y, and its norm; no gaps.
-void add_rms_norm(const SequenceKernels& kernels, const float* x, const float* y, const float* weight, float* total, float* out,
-                  std::size_t rows, std::size_t columns, float eps, float offset);
+void add_rms_norm(const SequenceKernels& kernels, const float* x, const float* y, const float* weight, float* total,
+                  float* out, std::size_t rows, std::size_t columns, float eps, float offset);
 void gated_rms_norm(const SequenceKernels& kernels, const float* x, const float* weight, const float* gate, float* out,
                     std::size_t rows, std::size_t columns, float eps);
 void causal_conv(const SequenceKernels& kernels, const Convolution& conv);

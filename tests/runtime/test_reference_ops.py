@@ -558,6 +558,8 @@ def test_no_operation_changes_its_arguments():
 def tensors_of(argument: object) -> list[torch.Tensor]:
     if isinstance(argument, torch.Tensor):
         return [argument]
+    if isinstance(argument, list):
+        return [tensor for part in argument for tensor in tensors_of(part)]
     return [part for part in getattr(argument, "__dict__", {}).values() if isinstance(part, torch.Tensor)]
 
 
