@@ -94,6 +94,27 @@ def delta_rule(
     heads]; out [T, value heads, d_v]. Advances state [value heads, d_k, d_v] in place.
     """
 
+def gated_delta(
+    qkv: _Values,
+    z: _Values,
+    b: _Values,
+    a: _Values,
+    conv: _Values,
+    a_log: _Values,
+    dt_bias: _Values,
+    norm: _Values,
+    history: _Values,
+    state: _Values,
+    out: _Values,
+    eps: float,
+    isa: str = "",
+) -> None:
+    """causal_conv, delta_gates, delta_rule and gated_rms_norm in one, to the same bits.
+
+    qkv [T, C] with the queries, keys and values of a token side by side; z and out [T, value heads * d_v]; a, b [T,
+    value heads]; conv [C, taps]. Advances history [taps - 1, C] and state [value heads, d_k, d_v] in place.
+    """
+
 def rotate(x: _Values, positions: _Numbers, out: _Values, rotary_dim: int, theta: float, isa: str = "") -> None:
     """Rotary embedding of the first rotary_dim dims of x [T, h, d], halves paired. out may be x."""
 

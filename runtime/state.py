@@ -4,6 +4,7 @@ A sequence can be snapshotted and taken back to a snapshot: recurrent states are
 the KV cache only grows and is cut to its old length.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mosaic.format.direct import HUGE_PAGE, aligned
 from mosaic.format.e4m3 import E4M3_MAX
 from mosaic.format.spec import GatedDeltaSpec, Mixer, ModelSpec
 
@@ -27,7 +29,10 @@ class KVFormat(StrEnum):
 
 
 class KVPool:
-    """Pages of keys and values, shared by all layers and sequences; a freed page is used again."""
+    """Pages of keys and values, shared by all layers and sequences; a freed page is used again.
+
+    Pages come in slabs of a huge page of memory: read at 4 KiB apiece, a third of the memory's speed is lost.
+    """
 
     def __init__(self, num_kv_heads: int, head_dim: int, kv: KVFormat) -> None:
         self._shape = (2, PAGE_TOKENS, num_kv_heads, head_dim)
@@ -37,13 +42,21 @@ class KVPool:
 
     def allocate(self) -> int:
         """A page of which nothing may be assumed."""
-        if self._free:
-            return self._free.pop()
+        if not self._free:
+            pages = self._slab()
+            first = len(self._pages)
+            self._pages += pages
+            self._free += range(len(self._pages) - 1, first - 1, -1)
+        return self._free.pop()
+
+    def _slab(self) -> list[tuple[Tensor, Tensor]]:
         kinds = {KVFormat.F32: torch.float32, KVFormat.BF16: torch.bfloat16, KVFormat.E4M3: torch.float8_e4m3fn}
-        values = torch.empty(self._shape, dtype=kinds[self._format])
-        scales = torch.empty((*self._shape[:-1], 1) if self._format is KVFormat.E4M3 else 0)
-        self._pages.append((values, scales))  # at once: a Ctrl-C comes before or after
-        return len(self._pages) - 1
+        kind = kinds[self._format]
+        nbytes = math.prod(self._shape) * kind.itemsize
+        count = max(HUGE_PAGE // nbytes, 1)
+        values = torch.from_numpy(aligned(count * nbytes)[: count * nbytes]).view(kind).view(count, *self._shape)
+        scales = torch.empty((count, *self._shape[:-1], 1) if self._format is KVFormat.E4M3 else (count, 0))
+        return list(zip(values, scales, strict=True))
 
     @property
     def format(self) -> KVFormat:

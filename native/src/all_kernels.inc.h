@@ -4,8 +4,8 @@
 #include "vectors.inc.h"
 #include "quantize_kernels.inc.h"
 #include "sequence_kernels.inc.h"
-#include "attention_kernels.inc.h"
 #include "matrix_decode.inc.h"
+#include "attention_kernels.inc.h"
 #include "matrix_kernels.inc.h"
 #include "measure_kernels.inc.h"
 

@@ -1,7 +1,7 @@
 // Attention over a paged KV cache, a segment of positions at a time: `attend` and `merge` of sequence_kernels.h.
 // What a query comes to depends on nothing but itself and what it sees.
 
-// No include guard: included once per ISA unit, inside namespace mosaic::<isa>, after sequence_kernels.inc.h.
+// No include guard: included once per ISA unit, inside namespace mosaic::<isa>, after sequence_kernels.inc.h and matrix_decode.inc.h.
 namespace {
 
 constexpr size_t kAbreastKeys = kWidth / kQuad;  // a quad's scores for so many positions fill one vector
@@ -21,7 +21,16 @@ inline void widen(const uint16_t* source, float, float* out, size_t count) {
 }
 
 inline void widen(const uint8_t* source, float scale, float* out, size_t count) {
-    for (size_t i = 0; i < count; ++i) out[i] = decode_one(source[i]) * scale;
+    size_t i = 0;
+#if defined(__AVX512F__)
+    const Decoder decode;
+    for (; i + kStep <= count; i += kStep) {
+        Floats values[kStep / kWidth];
+        decode.in_order(source + i, values);
+        for (size_t j = 0; j < kStep / kWidth; ++j) store(out + i + j * kWidth, values[j] * scale);
+    }
+#endif
+    for (; i < count; ++i) out[i] = decode_one(source[i]) * scale;
 }
 
 // Where keys (part 0) or values (part 1) of one head lie, from a position on, up to the end of its page.

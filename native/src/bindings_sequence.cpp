@@ -171,6 +171,44 @@ void py_delta_rule(const py::buffer& query, const py::buffer& key, const py::buf
     delta_rule(kernels, rule);
 }
 
+void py_gated_delta(const py::buffer& qkv, const py::buffer& z, const py::buffer& b, const py::buffer& a,
+                    const py::buffer& conv, const py::buffer& a_log, const py::buffer& dt_bias, const py::buffer& norm,
+                    const py::buffer& history, const py::buffer& state, const py::buffer& out, float eps,
+                    const std::string& isa) {
+    const SequenceKernels& kernels = kernels_of(isa);
+    const In inputs("qkv", qkv), gates("z", z), bs("b", b), as("a", a);
+    const In weights("conv", conv), a_logs("a_log", a_log), biases("dt_bias", dt_bias), norms("norm", norm);
+    const Out past("history", history), states("state", state), result("out", out);
+    states.require_dimensions(3);
+    weights.require_dimensions(2);
+    const std::size_t heads = states.size(0), dim = states.size(1), value_dim = states.size(2);
+    const std::size_t channels = weights.rows(), taps = weights.columns(), values = heads * value_dim;
+    require(taps >= 2 && taps <= 8, "conv has " + std::to_string(taps) + " taps, expected 2 to 8");
+    require(dim > 0 && dim <= kMostKeyDim, "keys have " + std::to_string(dim) + " dims, expected 1 to " +
+                                               std::to_string(kMostKeyDim));
+    const std::size_t key_heads = channels > values ? (channels - values) / (2 * dim) : 0;
+    require(key_heads > 0 && heads % key_heads == 0 && channels == 2 * key_heads * dim + values,
+            "conv's channels are not those of queries, keys and values of this state");
+    const std::size_t tokens = rows_of(inputs, channels);
+    past.require_count((taps - 1) * channels);
+    norms.require_count(value_dim);
+    gates.require_count(tokens * values);
+    result.require_count_of(gates);
+    for (const In* in : {&bs, &as}) in->require_count(tokens * heads);
+    for (const In* in : {&a_logs, &biases}) in->require_count(heads);
+    for (const In* in : {&inputs, &gates, &bs, &as, &weights, &a_logs, &biases, &norms})
+        for (const Out* changed : {&past, &states, &result}) changed->require_apart_from(*in);
+    past.require_apart_from(states);
+    result.require_apart_from(past);
+    result.require_apart_from(states);
+    const GatedDelta call = {inputs.data(),  gates.data(),  bs.data(),    as.data(),    weights.data(), a_logs.data(),
+                             biases.data(),  norms.data(),  past.data(),  states.data(), result.data(), tokens,
+                             key_heads,      heads,         dim,          value_dim,     taps,          eps};
+    if (result.count() == 0) return;
+    const Release release;
+    gated_delta(kernels, call);
+}
+
 void py_rotate(const py::buffer& x, const py::buffer& positions, const py::buffer& out, std::size_t rotary_dim,
                double theta, const std::string& isa) {
     const SequenceKernels& kernels = kernels_of(isa);
@@ -287,6 +325,10 @@ void bind_sequence(py::module_& module) {
                arg("state"), arg("out"), arg("isa") = "",
                "The gated delta rule, token by token: query, key [T, key heads, d_k] and value [T, value heads, d_v], "
                "whose rows may have gaps; advances state [value heads, d_k, d_v] in place.");
+    module.def("gated_delta", py_gated_delta, arg("qkv"), arg("z"), arg("b"), arg("a"), arg("conv"), arg("a_log"),
+               arg("dt_bias"), arg("norm"), arg("history"), arg("state"), arg("out"), arg("eps"), arg("isa") = "",
+               "causal_conv, delta_gates, delta_rule and gated_rms_norm in one: qkv [T, C], z [T, value heads * d_v], "
+               "a and b [T, value heads]. Advances history and state in place.");
     module.def("rotate", py_rotate, arg("x"), arg("positions"), arg("out"), arg("rotary_dim"), arg("theta"),
                arg("isa") = "",
                "Rotary embedding of the first rotary_dim dims of x [T, h, d], halves paired; positions int64. "

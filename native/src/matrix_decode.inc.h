@@ -65,6 +65,15 @@ constexpr CodeTable make_code_table() {
 
 alignas(64) constexpr CodeTable kCodeTable = make_code_table();
 
+// The place at which a decoded step has the value of each code.
+constexpr Order make_place_of() {
+    Order places = {};
+    for (size_t place = 0; place < kStep; ++place) places.source[kOrder.source[place]] = static_cast<uint8_t>(place);
+    return places;
+}
+
+alignas(64) constexpr Order kPlaceOf = make_place_of();
+
 struct Decoder {
     const __m512i low0 = _mm512_load_si512(kCodeTable.low), low1 = _mm512_load_si512(kCodeTable.low + 64);
     const __m512i high0 = _mm512_load_si512(kCodeTable.high), high1 = _mm512_load_si512(kCodeTable.high + 64);
@@ -74,6 +83,10 @@ struct Decoder {
     void pairs(const uint8_t* codes, __m512i* out) const {
         __m512i step = _mm512_loadu_si512(codes);
         __asm__ volatile("" : "+v"(step));  // or GCC loads the codes anew for each use
+        pairs(step, out);
+    }
+
+    void pairs(__m512i step, __m512i* out) const {
         const __m512i low = _mm512_permutex2var_epi8(low0, step, low1);
         const __m512i unsigned_high = _mm512_permutex2var_epi8(high0, step, high1);
         const __m512i high = _mm512_ternarylogic_epi32(unsigned_high, step, sign, 0xF8);  // a | (b & c)
@@ -84,12 +97,25 @@ struct Decoder {
     uint32_t operator()(const uint8_t* codes, Floats* out) const {
         __m512i halves[2];
         pairs(codes, halves);
+        widen(halves, out);
+        return 0;
+    }
+
+    // In the order of the codes.
+    void in_order(const uint8_t* codes, Floats* out) const {
+        __m512i halves[2];
+        const __m512i places = _mm512_load_si512(kPlaceOf.source), step = _mm512_loadu_si512(codes);
+        pairs(_mm512_maskz_permutexvar_epi8(~__mmask64{0}, places, step), halves);  // GCC 12 warns without a mask
+        widen(halves, out);
+    }
+
+  private:
+    static void widen(const __m512i* halves, Floats* out) {
         for (size_t half = 0; half < 2; ++half) {
             const Ints bits = reinterpret_cast<Ints>(halves[half]);
             out[2 * half] = floats_of(bits << 16);
             out[2 * half + 1] = floats_of(bits & static_cast<int32_t>(0xFFFF0000));
         }
-        return 0;
     }
 };
 #elif defined(__AVX2__)

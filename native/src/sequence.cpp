@@ -245,6 +245,27 @@ void delta_rule(const SequenceKernels& kernels, const DeltaRule& rule) {
     });
 }
 
+// Some tokens at a time, so that what one step leaves is in the cache for the next.
+void gated_delta(const SequenceKernels& kernels, const GatedDelta& call) {
+    constexpr std::size_t block = 64;
+    static thread_local Scratch<float> scratch;
+    const std::size_t heads = call.value_heads, keys = call.key_heads * call.key_dim, values = heads * call.value_dim;
+    const std::size_t channels = 2 * keys + values, most = std::min(block, call.tokens);
+    float* const mixed = scratch.take(most * (channels + 2 * heads));
+    float *const log_decay = mixed + most * channels, *const beta = log_decay + most * heads;
+    for (std::size_t first = 0; first < call.tokens; first += block) {
+        const std::size_t tokens = std::min(block, call.tokens - first);
+        float* const out = call.out + first * values;
+        causal_conv(kernels, {call.qkv + first * channels, call.conv, call.history, mixed, tokens, channels, call.taps,
+                              channels});
+        delta_gates(kernels, call.a + first * heads, call.b + first * heads, call.a_log, call.dt_bias, log_decay, beta,
+                    tokens, heads);
+        delta_rule(kernels, {mixed, mixed + keys, mixed + 2 * keys, log_decay, beta, call.state, out, tokens,
+                             call.key_heads, heads, call.key_dim, call.value_dim, channels, channels, channels});
+        gated_rms_norm(kernels, out, call.norm, call.z + first * values, out, tokens * heads, call.value_dim, call.eps);
+    }
+}
+
 void rotate(const SequenceKernels& kernels, const Rotation& rotation) {
     const std::size_t half = rotation.rotary_dim / 2, row = rotation.heads * rotation.dim;
     parallel_rows(rotation.tokens, row, [&](std::size_t first, std::size_t last) {

@@ -20,6 +20,17 @@ void causal_conv(const SequenceKernels& kernels, const Convolution& conv);
 void delta_gates(const SequenceKernels& kernels, const float* a, const float* b, const float* a_log,
                  const float* dt_bias, float* log_decay, float* beta, std::size_t tokens, std::size_t heads);
 void delta_rule(const SequenceKernels& kernels, const DeltaRule& rule);
+
+// A whole Gated DeltaNet mixer between its projections; no gaps. Advances history and state.
+struct GatedDelta {
+    const float *qkv, *z, *b, *a;              // [tokens, 2 key_heads * key_dim + value_heads * value_dim], ...
+    const float *conv, *a_log, *dt_bias, *norm;  // [channels, taps], [value_heads] twice, [value_dim]
+    float *history, *state, *out;              // [taps - 1, channels], [value_heads, key_dim, value_dim], as z
+    std::size_t tokens, key_heads, value_heads, key_dim, value_dim, taps;
+    float eps;
+};
+void gated_delta(const SequenceKernels& kernels, const GatedDelta& call);
+
 void silu_multiply(const SequenceKernels& kernels, const float* a, const float* b, float* out, std::size_t count);
 
 // Gates lie `gate_stride` floats apart from row to row, as many as columns (`wide`) or one for all of them.

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mosaic.runtime.state import KVCache
+from mosaic.runtime.state import DeltaState, KVCache
 from mosaic.runtime.weights import Expert, Weight
 
 
@@ -25,21 +25,29 @@ class Routing:
 
 @dataclass(frozen=True)
 class DeltaInputs:
-    """Inputs of the gated delta rule, one row per token.
+    """What a Gated DeltaNet projects of T tokens; C = 2 key heads * d_k + value heads * d_v.
 
-    query, key [T, key heads, d_k] as the convolution gives them; value [T, value heads, d_v]; `log_decay` (<= 0) and
-    `beta` (0..1) [T, value heads].
+    qkv [T, C]: query, key and value side by side; z [T, value heads * d_v]; b, a [T, value heads].
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    log_decay: Tensor
-    beta: Tensor
+    qkv: Tensor
+    z: Tensor
+    b: Tensor
+    a: Tensor
 
-    def __getitem__(self, tokens: slice) -> "DeltaInputs":
-        """The rows of some tokens."""
-        return DeltaInputs(*(part[tokens] for part in (self.query, self.key, self.value, self.log_decay, self.beta)))
+
+@dataclass(frozen=True)
+class DeltaWeights:
+    """The small weights of a Gated DeltaNet, and its norm's eps.
+
+    conv [C, taps], the last tap for the token itself; a_log, dt_bias [value heads]; norm [d_v].
+    """
+
+    conv: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    eps: float
 
 
 class Ops(Protocol):
@@ -60,9 +68,6 @@ class Ops(Protocol):
     def add_rms_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
         """(x + y, its rms_norm)."""
 
-    def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-        """X / rms(x) * weight * silu(gate) over the last axis."""
-
     def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
         """Rotary embedding of the first `rotary_dim` dims of x [T, h, d], halves paired; positions [T]."""
 
@@ -72,20 +77,11 @@ class Ops(Protocol):
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """X * sigmoid(gate), broadcast."""
 
-    def causal_conv(self, x: Tensor, history: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Silu of a depthwise causal convolution: x [T, C], history [taps - 1, C], weight [C, 1, taps].
+    def gated_delta(self, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState) -> Tensor:
+        """Gated DeltaNet between its projections: [T, value heads * d_v]; advances the state by T tokens.
 
-        Returns the output [T, C] and the new history.
+        A convolution, the gated delta rule token after token, and an RMSNorm gated by z.
         """
-
-    def delta_gates(self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-        """(log_decay, beta) [T, value heads] of projections a and b."""
-
-    def delta_step(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Gated delta rule for one token, state [value heads, d_k, d_v]: output [1, value heads, d_v], new state."""
-
-    def delta_chunk(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for several tokens at once; equal to stepping through them up to rounding."""
 
     def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
         """The top_k experts of each token by logits [T, E]; of equal ones the lower expert number wins.

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic import _native
-from mosaic.runtime.ops import DeltaInputs, Routing
-from mosaic.runtime.state import KVCache
+from mosaic.runtime.ops import DeltaInputs, DeltaWeights, Routing
+from mosaic.runtime.state import DeltaState, KVCache
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
 
 Floats = NDArray[np.float32]
@@ -87,13 +87,6 @@ class CpuOps:
         _native.add_rms_norm(*terms, self._float(weight), total, result, eps, offset, self._isa)
         return torch.from_numpy(total), torch.from_numpy(result)
 
-    def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-        """See Ops."""
-        result = self._results.take(x.shape)
-        arguments = (x.contiguous().numpy(), self._float(weight), gate.contiguous().numpy(), result)
-        _native.gated_rms_norm(*arguments, eps, self._isa)
-        return torch.from_numpy(result)
-
     def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
         """See Ops."""
         result = self._results.take(x.shape)
@@ -114,29 +107,26 @@ class CpuOps:
         _native.sigmoid_gate(x.contiguous().numpy(), gate.contiguous().numpy(), result, self._isa)
         return torch.from_numpy(result)
 
-    def causal_conv(self, x: Tensor, history: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """See Ops. `history` is changed in place."""
-        result = self._results.take(x.shape)
-        taps = self._float(weight).reshape(weight.shape[0], -1)
-        _native.causal_conv(_rows(x), history.numpy(), taps, result, self._isa)
-        return torch.from_numpy(result), history
-
-    def delta_gates(self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-        """See Ops."""
-        log_decay, beta = torch.empty(a.shape), torch.empty(b.shape)
-        inputs = (a.contiguous().numpy(), b.contiguous().numpy(), self._float(a_log), self._float(dt_bias))
-        _native.delta_gates(*inputs, log_decay.numpy(), beta.numpy(), self._isa)
-        return log_decay, beta
-
-    def delta_step(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See Ops. `state` is changed in place."""
-        result = self._results.take(inputs.value.shape)
-        query, key, value = _rows(inputs.query), _rows(inputs.key), _rows(inputs.value)
-        gates = inputs.log_decay.contiguous().numpy(), inputs.beta.contiguous().numpy()
-        _native.delta_rule(query, key, value, *gates, state.numpy(), result, self._isa)
-        return torch.from_numpy(result), state
-
-    delta_chunk = delta_step  # token by token: a head's state stays in the core's cache
+    def gated_delta(self, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState) -> Tensor:
+        """See Ops. Token by token: a head's state stays in the core's cache."""
+        result = self._results.take(inputs.z.shape)
+        _native.gated_delta(
+            inputs.qkv.contiguous().numpy(),
+            inputs.z.contiguous().numpy(),
+            inputs.b.contiguous().numpy(),
+            inputs.a.contiguous().numpy(),
+            self._float(weights.conv),
+            self._float(weights.a_log),
+            self._float(weights.dt_bias),
+            self._float(weights.norm),
+            state.conv.numpy(),
+            state.recurrent.numpy(),
+            result,
+            weights.eps,
+            self._isa,
+        )
+        state.position += inputs.z.shape[0]
+        return torch.from_numpy(result)
 
     def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
         """See Ops."""

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.state import KVCache
+from mosaic.runtime.state import DeltaState, KVCache
 from mosaic.runtime.weights import Weight
 
 
@@ -85,7 +83,10 @@ def _nbytes(operation: str, arguments: tuple[Any, ...]) -> int:
     if operation == "experts":
         _, routing, expert = arguments
         return sum(expert(number).nbytes for number in set(routing.experts.flatten().tolist()))
-    if operation in ("attention", "delta_step", "delta_chunk"):
-        state: KVCache | Tensor = arguments[1]
-        return state.nbytes
+    if operation == "attention":
+        cache: KVCache = arguments[1]
+        return cache.nbytes
+    if operation == "gated_delta":
+        state: DeltaState = arguments[2]
+        return state.recurrent.nbytes
     return 0

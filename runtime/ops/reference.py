@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import silu
 
 from mosaic.format.e4m3 import BLOCK, VALUES
-from mosaic.runtime.ops import DeltaInputs, Routing
-from mosaic.runtime.state import KVCache
+from mosaic.runtime.ops import DeltaInputs, DeltaWeights, Routing, reference_delta
+from mosaic.runtime.ops.reference_delta import EXACT, rms
+from mosaic.runtime.state import DeltaState, KVCache
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
 
-EXACT = torch.float64
-L2_EPS = 1e-6  # of the query and key normalisation; a constant, not the model's rms_norm_eps
 ROWS = 32 * BLOCK  # rows of a matrix that are dequantised at a time
 
 _CODE_VALUES = torch.tensor(VALUES, dtype=EXACT)
@@ -42,16 +41,12 @@ class ReferenceOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """See Ops."""
-        return _rms(x, eps) * (offset + weight.to(EXACT))
+        return rms(x, eps) * (offset + weight.to(EXACT))
 
     def add_rms_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
         """See Ops."""
         total = x.to(EXACT) + y.to(EXACT)
         return total, self.rms_norm(total, weight, eps, offset)
-
-    def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-        """See Ops."""
-        return _rms(x, eps) * weight.to(EXACT) * silu(gate.to(EXACT))
 
     def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
         """See Ops."""
@@ -83,45 +78,9 @@ class ReferenceOps:
         """See Ops."""
         return x.to(EXACT) * gate.to(EXACT).sigmoid()
 
-    def causal_conv(self, x: Tensor, history: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """See Ops. The last tap multiplies the current token."""
-        tokens, taps = x.shape[0], weight.shape[-1]
-        padded = torch.cat((history, x))
-        total = sum(padded[tap : tap + tokens].to(EXACT) * weight[:, 0, tap].to(EXACT) for tap in range(taps))
-        assert isinstance(total, Tensor)
-        return silu(total), padded[-(taps - 1) :].clone()
-
-    def delta_gates(self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    def gated_delta(self, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState) -> Tensor:
         """See Ops."""
-        rate = softplus(a.to(EXACT) + dt_bias.to(EXACT))
-        return -a_log.to(EXACT).exp() * rate, b.to(EXACT).sigmoid()
-
-    def delta_step(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See Ops. The output is read after the write."""
-        query, key, value, log_decay, beta = (part[:, 0] for part in _per_head(inputs))
-        state = state.to(EXACT) * log_decay.exp()[:, None, None]
-        predicted = torch.einsum("hkv,hk->hv", state, key)
-        state = state + key[:, :, None] * (beta[:, None] * (value - predicted))[:, None, :]
-        return torch.einsum("hkv,hk->hv", state, query)[None], state
-
-    def delta_chunk(self, inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See Ops. The WY form of the delta rule: one triangular solve instead of a walk over the tokens.
-
-        Only differences of cumulated log-decays with non-positive value are exponentiated, so nothing overflows.
-        """
-        query, key, value, log_decay, beta = _per_head(inputs)
-        start = state.to(EXACT)
-        total = log_decay.cumsum(dim=-1)  # [h, T]
-        past = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool).tril()
-        decay = (total[:, :, None] - total[:, None, :]).masked_fill(~past, -torch.inf).exp()  # [h, T, T]
-        scaled_key = beta[..., None] * key
-        system = (scaled_key @ key.mT * decay).tril(-1)  # unit diagonal implied below
-        sides = torch.cat((beta[..., None] * value, total.exp()[..., None] * scaled_key), dim=-1)
-        solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-        writes = solved[..., : value.shape[-1]] - solved[..., value.shape[-1] :] @ start
-        output = (total.exp()[..., None] * query) @ start + (query @ key.mT * decay) @ writes
-        end = total[:, -1:, None].exp() * start + ((total[:, -1:] - total).exp()[..., None] * key).mT @ writes
-        return output.transpose(0, 1), end
+        return reference_delta.gated_delta(inputs, weights, state)
 
     def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
         """See Ops."""
@@ -157,25 +116,3 @@ def _exact(weight: Weight, first: int, last: int) -> Tensor:
     scales = weight.scales[first // BLOCK : -(-last // BLOCK)].to(EXACT)
     spread = scales.repeat_interleave(BLOCK, 0)[: codes.shape[0]].repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
     return values.mul_(spread)
-
-
-def _rms(x: Tensor, eps: float) -> Tensor:
-    exact = x.to(EXACT)
-    return exact / (exact.square().mean(dim=-1, keepdim=True) + eps).sqrt()
-
-
-def _per_head(inputs: DeltaInputs) -> tuple[Tensor, ...]:
-    """Query (scaled), key, value [value heads, T, d], log_decay, beta [value heads, T], in float64.
-
-    Query and key are normalised, and value head h reads key head h // (value heads / key heads).
-    """
-    repeat = inputs.value.shape[1] // inputs.key.shape[1]
-
-    def normalised(x: Tensor) -> Tensor:
-        exact = x.to(EXACT)
-        unit = exact / (exact.square().sum(dim=-1, keepdim=True) + L2_EPS).sqrt()
-        return unit.repeat_interleave(repeat, dim=1).transpose(0, 1)
-
-    query = normalised(inputs.query) * inputs.query.shape[-1] ** -0.5
-    value = inputs.value.to(EXACT).transpose(0, 1)
-    return query, normalised(inputs.key), value, inputs.log_decay.to(EXACT).T, inputs.beta.to(EXACT).T

@@ -351,6 +351,69 @@ class TestDeltaRule:
         assert same_bits(after, end)
 
 
+class TestGatedDelta:
+    @pytest.mark.parametrize("tokens", [1, 3, 64, 130])
+    def test_the_same_bits_as_its_parts(self, isa, rng, tokens):
+        key_heads, heads, d_k, d_v, taps = 2, 6, 20, 36, 4
+        keys, values = key_heads * d_k, heads * d_v
+        channels = 2 * keys + values
+        qkv, z = normal(rng, tokens, channels), normal(rng, tokens, values)
+        b, a = normal(rng, tokens, heads), normal(rng, tokens, heads)
+        weights, norm = normal(rng, channels, taps), normal(rng, d_v)
+        a_log, dt_bias = normal(rng, heads), normal(rng, heads)
+        history, state = normal(rng, taps - 1, channels), normal(rng, heads, d_k, d_v)
+        mixed, past = conv(qkv, history, weights, isa)
+        parts = [
+            part.reshape(tokens, -1, d)
+            for part, d in zip(np.split(mixed, [keys, 2 * keys], 1), (d_k, d_k, d_v), strict=True)
+        ]
+        log_decay, beta = np.empty_like(a), np.empty_like(b)
+        _native.delta_gates(a, b, a_log, dt_bias, log_decay, beta, isa)
+        read, after = delta([*parts, log_decay, beta], state, isa)
+        expected = np.empty_like(z)
+        _native.gated_rms_norm(read, norm, z, expected, 1e-6, isa)
+        for threads in THREADS:
+            _native.set_threads(threads)
+            old, end, out = history.copy(), state.copy(), np.full_like(z, np.nan)
+            _native.gated_delta(qkv, z, b, a, weights, a_log, dt_bias, norm, old, end, out, 1e-6, isa)
+            assert same_bits(out, expected)
+            assert same_bits(old, past)
+            assert same_bits(end, after)
+
+    @pytest.mark.parametrize(
+        ("name", "shape", "message"),
+        [
+            ("qkv", (2, 7), "whole rows|multiple"),
+            ("z", (2, 9), "z has 18 elements, expected 32"),
+            ("b", (2, 3), "b has 6 elements, expected 4"),
+            ("conv", (16, 1), "taps"),
+            ("conv", (17, 4), "channels"),
+            ("a_log", (3,), "a_log has 3 elements"),
+            ("norm", (5,), "norm has 5 elements"),
+            ("history", (4, 16), "history has 64 elements"),
+            ("state", (2, 600, 8), "600 dims"),
+            ("state", (16, 8), "dimensions"),
+            ("out", (2, 15), "out has 30 elements"),
+        ],
+    )
+    def test_shapes_that_do_not_fit_are_refused(self, isa, name, shape, message):
+        """One key head, two value heads, keys of 2 and values of 8: 20 channels."""
+        shapes = {"qkv": (2, 20), "z": (2, 16), "b": (2, 2), "a": (2, 2), "conv": (20, 4), "a_log": (2,),
+                  "dt_bias": (2,), "norm": (8,), "history": (3, 20), "state": (2, 2, 8), "out": (2, 16)}  # fmt: skip
+        _native.gated_delta(*(np.zeros(each, F32) for each in shapes.values()), 1e-6, isa)
+        shapes[name] = shape
+        with pytest.raises(ValueError, match=message):
+            _native.gated_delta(*(np.zeros(each, F32) for each in shapes.values()), 1e-6, isa)
+
+    def test_what_is_changed_must_lie_apart(self, isa):
+        state = np.zeros((2, 2, 16), F32)
+        arrays = [
+            np.zeros(shape, F32) for shape in ((2, 36), (2, 32), (2, 2), (2, 2), (36, 4), (2,), (2,), (16,), (3, 36))
+        ]
+        with pytest.raises(ValueError, match="overlaps"):
+            _native.gated_delta(*arrays, state, state.reshape(-1), 1e-6, isa)
+
+
 class Cache:
     """Pages as mosaic.runtime.state keeps them, and what they hold as float32 [2, S, kv heads, d]."""
 

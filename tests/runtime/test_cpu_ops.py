@@ -7,13 +7,14 @@ import torch
 from mosaic import _native
 from mosaic.format import e4m3
 from mosaic.format.errors import InputError
-from mosaic.runtime.ops import DeltaInputs, Routing
+from mosaic.format.spec import GatedDeltaSpec
+from mosaic.runtime.ops import DeltaInputs, DeltaWeights, Routing
 from mosaic.runtime.ops import choice as choice_module
 from mosaic.runtime.ops.choice import Activations, OpsName, make_ops
 from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.ops.profiled import ProfiledOps
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.state import KVCache, KVFormat, KVPool
+from mosaic.runtime.state import DeltaState, KVCache, KVFormat, KVPool
 from mosaic.runtime.weights import E4M3Matrix, Expert
 
 REFERENCE = ReferenceOps()
@@ -77,7 +78,6 @@ def test_small_operations(tokens, ops):
     arguments = (x, -2 * x, weight, 1e-6, 1.0)
     for found, wanted in zip(ops.add_rms_norm(*arguments), REFERENCE.add_rms_norm(*arguments), strict=True):
         near(found, wanted)
-    near(ops.gated_rms_norm(x, weight, gate, 1e-6), REFERENCE.gated_rms_norm(x, weight, gate, 1e-6))
     near(ops.sigmoid_gate(x, gate), REFERENCE.sigmoid_gate(x, gate))
     near(ops.sigmoid_gate(x, gate[:, :1]), REFERENCE.sigmoid_gate(x, gate[:, :1]))
     heads, positions = normal(tokens, 3, 16), torch.arange(5, 5 + tokens)
@@ -88,26 +88,27 @@ def test_small_operations(tokens, ops):
     near(ops.embed(weight.view(6, 8), torch.tensor([4, 0])), REFERENCE.embed(weight.view(6, 8), torch.tensor([4, 0])))
 
 
-@pytest.mark.parametrize("tokens", [1, 9])
-def test_linear_attention(tokens, ops):
-    channels = normal(tokens, 24)
-    history, weight = normal(3, 24, seed=1), normal(24, 1, 4, seed=2, dtype=torch.bfloat16)
-    expected, after = REFERENCE.causal_conv(channels, history, weight)
-    found, kept = ops.causal_conv(channels, history, weight)
+@pytest.mark.parametrize("tokens", [1, 9, 70])
+def test_gated_delta(tokens, ops):
+    spec = GatedDeltaSpec(2, 4, 16, 8, conv_kernel=4, grouped=False)
+    widths = (spec.conv_dim, spec.value_dim, 4, 4)
+    inputs = DeltaInputs(*(normal(tokens, width, seed=seed) for seed, width in enumerate(widths)))
+    small = (
+        normal(spec.conv_dim, 4, seed=5, dtype=torch.bfloat16),
+        normal(4, seed=6),
+        normal(4, seed=7),
+        normal(8, seed=8),
+    )
+    weights, states = DeltaWeights(*small, eps=1e-6), (DeltaState(spec), DeltaState(spec))
+    for state in states:
+        state.recurrent.copy_(normal(4, 16, 8, seed=9))
+        state.conv.copy_(normal(3, spec.conv_dim, seed=10))
+    found, expected = (each.gated_delta(inputs, weights, state)
+                       for each, state in zip((ops, REFERENCE), states, strict=True))  # fmt: skip
     near(found, expected)
-    assert torch.equal(kept, after.float())
-    a, b = normal(tokens, 4, seed=3), normal(tokens, 4, seed=4)
-    gates = ops.delta_gates(a, b, normal(4, seed=5), normal(4, seed=6))
-    for ours, theirs in zip(gates, REFERENCE.delta_gates(a, b, normal(4, seed=5), normal(4, seed=6)), strict=True):
-        near(ours, theirs)
-    parts = torch.split(normal(tokens, 2 * 32 + 64, seed=7), [32, 32, 64], dim=-1)  # as the convolution's output is cut
-    query, key, value = (part.view(tokens, -1, 16) for part in parts)
-    inputs, state = DeltaInputs(query, key, value, *gates), normal(4, 16, 16, seed=8)
-    expected, after = REFERENCE.delta_chunk(inputs, state)
-    found, kept = ops.delta_step(inputs, state) if tokens == 1 else ops.delta_chunk(inputs, state)
-    near(found, expected)
-    near(kept, after)
-    assert kept is state
+    near(states[0].recurrent, states[1].recurrent)
+    assert torch.equal(states[0].conv, states[1].conv.float())
+    assert states[0].position == states[1].position == tokens
 
 
 @pytest.mark.parametrize("kv", list(KVFormat))
