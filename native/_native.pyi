@@ -185,6 +185,19 @@ def mix_experts(
 ) -> None:
     """Y [T, H] = the sum over ranks r, in order, of weights[t, r] * experts[slots[t, r]](x[t])."""
 
+def apply_experts(
+    experts: Sequence[Expert],
+    slots: NDArray[np.int32] | Buffer,
+    x: _Values,
+    outputs: _Values,
+    bf16: bool = False,
+    isa: str = "",
+) -> None:
+    """Outputs [T, R, H] = experts[slots[t, r]](x[t]); where a slot is -1 nothing is written."""
+
+def add_outputs(outputs: _Values, weights: _Values, y: _Values) -> None:
+    """Y [T, H] = the sum over ranks r, in order, of weights[t, r] * outputs[t, r]."""
+
 def route(
     logits: _Values, shared: _Values | None, normalize: bool, experts: NDArray[np.int64] | Buffer, weights: _Values
 ) -> None:

@@ -73,7 +73,9 @@ def command(
     kv_format = option("kv", kv, KVFormat)
     chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), count)
     folder = out or demo_model()
-    model = HybridModel(Weights(folder), chosen, kv_format)
+    weights = Weights(folder)
+    weights.populate()
+    model = HybridModel(weights, chosen, kv_format)
 
     tests = run_tests(model, prompt or [PROMPT], generate or [GENERATE], repetitions, _note)
     peak = machine.peak_rss()  # before the ceiling takes memory of its own

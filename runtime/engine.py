@@ -130,6 +130,7 @@ class Engine:
 def load_engine(folder: Path, ops: Ops, *, kv: KVFormat = KVFormat.BF16, context: int | None = None) -> Engine:
     """An engine over a model directory. The context is the model's own unless a smaller one is given."""
     weights = Weights(folder)
+    weights.populate()
     model = HybridModel(weights, ops, kv)
     longest = weights.catalog.spec.max_position_embeddings
     if context is not None and not 0 < context <= longest:

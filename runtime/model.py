@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from mosaic.format.spec import FeedForward, Mixer
-from mosaic.runtime.experts.store import MappedExperts
+from mosaic.runtime.experts.mapped import MappedExperts
+from mosaic.runtime.experts.store import ExpertStore
 from mosaic.runtime.layers.attention import Attention
 from mosaic.runtime.layers.feed_forward import Dense, MixtureOfExperts
 from mosaic.runtime.layers.gated_delta import GatedDeltaNet
@@ -20,7 +21,7 @@ from mosaic.runtime.weights import Weights
 class DecoderLayer:
     """x + mixer(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, ops: Ops, weights: Weights, experts: MappedExperts, number: int) -> None:
+    def __init__(self, ops: Ops, weights: Weights, experts: ExpertStore, number: int) -> None:
         spec = weights.catalog.spec
         kinds, key = spec.layers[number], f"layers.{number}"
 
@@ -58,11 +59,13 @@ class DecoderLayer:
 
 
 class HybridModel:
-    """A whole model over mapped weights."""
+    """A whole model. Routed experts come from `experts`, by default from where the weights are mapped."""
 
-    def __init__(self, weights: Weights, ops: Ops, kv: KVFormat = KVFormat.BF16) -> None:
+    def __init__(
+        self, weights: Weights, ops: Ops, kv: KVFormat = KVFormat.BF16, experts: ExpertStore | None = None
+    ) -> None:
         spec = self.spec = weights.catalog.spec
-        experts = MappedExperts(weights)
+        experts = experts or MappedExperts(weights)
         self._ops = ops
         self._embedding = weights.tensor("embedding")
         self._layers = [DecoderLayer(ops, weights, experts, number) for number in range(len(spec.layers))]

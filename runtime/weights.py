@@ -14,14 +14,14 @@ from mosaic.format.catalog import Catalog, read_catalog
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.shard import TensorInfo, read_header
-from mosaic.format.tensors import TensorSpec
+from mosaic.format.tensors import Part, Role, TensorSpec
 from mosaic.runtime.machine import free_memory
+from mosaic.runtime.resident import TORCH, read_tensors, tensor_at
 
 # Views are read-only because their pages are; torch has no word for that and warns once.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
 MADV_POPULATE_READ = 22  # of Linux; the mmap module has no name for it
-TORCH = {"F8_E4M3": torch.uint8, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,14 @@ class MappedShard:
     """One shard in the address space, read-only. Pages are read when touched."""
 
     def __init__(self, file: Path) -> None:
+        self.file = file
         with file.open("rb") as stream:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """Its bytes. Nothing may write to them."""
+        return self._map
 
     def populate(self) -> None:
         """Read all pages now: one that a kernel touches first stops it for longer than its bytes take.
@@ -76,16 +82,21 @@ class MappedShard:
             with contextlib.suppress(OSError):  # Linux without huge pages, or before 5.14
                 self._map.madvise(advice)
 
-    def view(self, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
-        """A tensor over the bytes at `offset`. Nothing may write to it."""
-        count = torch.Size(shape).numel()
-        return torch.frombuffer(self._map, dtype=TORCH[dtype], count=count, offset=offset).view(shape)
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Begin to read some bytes; does not wait for them."""
+        first = offset - offset % mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_WILLNEED, first, offset + nbytes - first)
+
+    def scattered(self, offset: int, nbytes: int) -> None:
+        """Some bytes will be touched here and there: read no more than that."""
+        first = offset - offset % mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_RANDOM, first, offset + nbytes - first)
 
 
 class Weights:
     """The tensors of a model directory by their keys (`mosaic.format.tensors`), each as the contract wants it.
 
-    What fits the free memory is read at once.
+    Views over mapped shards; after `make_resident` those but experts and embedding lie in memory of their own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,9 +119,15 @@ class Weights:
         self._contract = {tensor.key: tensor for tensor in contract}
         for tensor in contract:
             self._check(tensor)
+        self.populated = False
+        self._resident: dict[str, Tensor] = {}
+
+    def populate(self) -> None:
+        """Read everything that is mapped, if it fits the free memory."""
         if self.nbytes < free_memory():
             for shard in self.shards.values():
                 shard.populate()
+            self.populated = True
 
     def _check(self, tensor: TensorSpec) -> None:
         """A tensor of the contract is there, in its shape, and has scales exactly if it is E4M3."""
@@ -158,9 +175,30 @@ class Weights:
         scales = [self._infos[spec.scale_name].span for spec in specs if spec.scale_name in self._infos]
         return index.place(parts[0].file.name, [part.span for part in parts], scales)
 
+    def dense(self) -> dict[str, TensorInfo]:
+        """What every token needs, by name: not routed experts, nor an embedding that is no head."""
+        infos: dict[str, TensorInfo] = {}
+        for spec in self._contract.values():
+            looked_up = spec.role is Role.EMBEDDING and not self.catalog.spec.tie_embeddings
+            if spec.expert is None and spec.part in (Part.DECODER, Part.OUTSIDE) and not looked_up:
+                names = (spec.name, spec.scale_name)
+                infos |= {name: self._infos[name] for name in names if name in self._infos}
+        return infos
+
+    def make_resident(self) -> None:
+        """Copy `dense` into memory of its own; what is left of the shards is looked up page by page.
+
+        For models that do not fit: the reading of experts would push mapped pages out. Before tensors are asked for.
+        """
+        self._resident = read_tensors(self.dense())
+        for shard in self.shards.values():
+            shard.scattered(0, len(shard.buffer))
+
     def _view(self, name: str) -> Tensor:
+        if name in self._resident:
+            return self._resident[name]
         info = self._infos[name]
-        return self.shards[info.file.name].view(info.dtype, info.shape, info.offset)
+        return tensor_at(self.shards[info.file.name].buffer, info.dtype, info.shape, info.offset)
 
 
 def _check_size(file: Path, expected: int) -> None:

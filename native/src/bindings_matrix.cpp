@@ -99,12 +99,7 @@ void bound_linear(const std::vector<const Matrix*>& matrices, const py::buffer& 
     linear(chosen, views, in.data(), tokens, bf16, out);
 }
 
-void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buffer& slots, const py::buffer& weights,
-                       const py::buffer& x, const py::buffer& y, bool bf16, const std::string& isa) {
-    const Isa& chosen = isa_named(isa);
-    const Buffer<const std::int32_t> places("slots", slots);
-    const Buffer<const float> shares("weights", weights), in("x", x);
-    const Buffer<float> out("y", y);
+std::vector<ExpertView> views_of(const std::vector<const Expert*>& experts) {
     if (experts.empty()) throw std::invalid_argument("experts: expected at least one");
     std::vector<ExpertView> views;
     for (const Expert* expert : experts) {
@@ -114,22 +109,68 @@ void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buff
     for (const ExpertView& view : views)
         if (view.gate.columns != views[0].gate.columns || view.down.rows != views[0].down.rows)
             throw std::invalid_argument("experts: expected the same size of inputs, and of outputs");
-    in.require_dimensions(2);
-    places.require_dimensions(2);
-    const std::size_t tokens = in.rows(), ranks = places.columns();
-    in.require_shape(tokens, views[0].gate.columns);
-    out.require_shape(tokens, views[0].down.rows);
-    places.require_shape(tokens, ranks);
-    shares.require_shape(tokens, ranks);
-    if (ranks == 0) throw std::invalid_argument("slots: expected at least one expert for a token");
-    for (std::size_t i = 0; i < tokens * ranks; ++i)
-        if (places.data()[i] < 0 || static_cast<std::size_t>(places.data()[i]) >= experts.size())
+    return views;
+}
+
+// x [tokens, columns] and slots [tokens, ranks], at least one rank, numbers of experts from `least` on.
+void require_slots(const Buffer<const std::int32_t>& slots, const Buffer<const float>& x,
+                   const std::vector<ExpertView>& experts, std::int32_t least) {
+    x.require_dimensions(2);
+    slots.require_dimensions(2);
+    x.require_shape(x.rows(), experts[0].gate.columns);
+    slots.require_shape(x.rows(), slots.columns());
+    if (slots.columns() == 0) throw std::invalid_argument("slots: expected at least one expert for a token");
+    for (std::size_t i = 0; i < slots.count(); ++i)
+        if (slots.data()[i] < least || slots.data()[i] >= static_cast<std::int64_t>(experts.size()))
             throw std::invalid_argument("slots: expected numbers of experts");
+}
+
+void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buffer& slots, const py::buffer& weights,
+                       const py::buffer& x, const py::buffer& y, bool bf16, const std::string& isa) {
+    const Isa& chosen = isa_named(isa);
+    const Buffer<const std::int32_t> places("slots", slots);
+    const Buffer<const float> shares("weights", weights), in("x", x);
+    const Buffer<float> out("y", y);
+    const std::vector<ExpertView> views = views_of(experts);
+    require_slots(places, in, views, 0);
+    const std::size_t tokens = in.rows(), ranks = places.columns();
+    out.require_shape(tokens, views[0].down.rows);
+    shares.require_shape(tokens, ranks);
     out.require_apart_from(in);
     out.require_apart_from(places);
     out.require_apart_from(shares);
     const py::gil_scoped_release release;
     mix_experts(chosen, views, places.data(), shares.data(), ranks, in.data(), tokens, bf16, out.data());
+}
+
+void bound_apply_experts(const std::vector<const Expert*>& experts, const py::buffer& slots, const py::buffer& x,
+                         const py::buffer& outputs, bool bf16, const std::string& isa) {
+    const Isa& chosen = isa_named(isa);
+    const Buffer<const std::int32_t> places("slots", slots);
+    const Buffer<const float> in("x", x);
+    const Buffer<float> out("outputs", outputs);
+    const std::vector<ExpertView> views = views_of(experts);
+    require_slots(places, in, views, kNotNow);
+    out.require_dimensions(3);
+    out.require_count(places.count() * views[0].down.rows);
+    out.require_apart_from(in);
+    out.require_apart_from(places);
+    const py::gil_scoped_release release;
+    apply_experts(chosen, views, places.data(), places.columns(), in.data(), in.rows(), bf16, out.data());
+}
+
+void bound_add_outputs(const py::buffer& outputs, const py::buffer& weights, const py::buffer& y) {
+    const Buffer<const float> in("outputs", outputs), shares("weights", weights);
+    const Buffer<float> out("y", y);
+    in.require_dimensions(3);
+    const std::size_t tokens = in.rows(), ranks = in.columns(), rows = in.size(2);
+    shares.require_shape(tokens, ranks);
+    out.require_shape(tokens, rows);
+    if (ranks == 0) throw std::invalid_argument("outputs: expected at least one expert for a token");
+    out.require_apart_from(in);
+    out.require_apart_from(shares);
+    const py::gil_scoped_release release;
+    add_outputs(in.data(), shares.data(), tokens, ranks, rows, out.data());
 }
 
 void bound_route(const py::buffer& logits, const std::optional<py::buffer>& shared, bool normalize,
@@ -173,6 +214,11 @@ void bind_matrix(py::module_& module) {
     module.def("mix_experts", bound_mix_experts, arg("experts"), arg("slots"), arg("weights"), arg("x"), arg("y"),
                arg("bf16") = false, arg("isa") = "",
                "y [T, H] = the sum over ranks r, in order, of weights[t, r] * experts[slots[t, r]](x[t]); slots int32.");
+    module.def("apply_experts", bound_apply_experts, arg("experts"), arg("slots"), arg("x"), arg("outputs"),
+               arg("bf16") = false, arg("isa") = "",
+               "outputs [T, R, H] = experts[slots[t, r]](x[t]); where a slot (int32) is -1 nothing is written.");
+    module.def("add_outputs", bound_add_outputs, arg("outputs"), arg("weights"), arg("y"),
+               "y [T, H] = the sum over ranks r, in order, of weights[t, r] * outputs[t, r].");
     module.def("route", bound_route, arg("logits"), arg("shared"), arg("normalize"), arg("experts"), arg("weights"),
                "The largest of logits [T, E] into experts (int64) and weights [T, top_k], best first, of equals the lower "
                "number first; softmax over the chosen if `normalize`, else over all. With shared [T, 1] the last column "

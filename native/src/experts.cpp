@@ -12,20 +12,23 @@ void add_up(const float* outputs, const float* weights, std::size_t ranks, std::
         for (std::size_t row = 0; row < rows; ++row) y[row] = (rank == 0 ? 0.0f : y[row]) + weights[rank] * outputs[row];
 }
 
-void mix_for_one(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, const float* weights,
-                 std::size_t ranks, const float* x, bool bf16, float* y) {
+void apply_to_one(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, std::size_t all_ranks,
+                  const float* x, bool bf16, float* outputs) {
     static thread_local Vector input_of_thread;
     static thread_local std::vector<Vector> hidden_of_thread;
     static thread_local Pieces pieces_of_thread;
-    static thread_local Scratch<float> output_scratch;
     Vector& input = input_of_thread;  // the other threads read those of this one
     std::vector<Vector>& hidden = hidden_of_thread;
     Pieces& pieces = pieces_of_thread;
-    if (hidden.size() < ranks) hidden.resize(ranks);
+    if (hidden.size() < all_ranks) hidden.resize(all_ranks);
     const std::size_t columns = experts[0].gate.columns, rows = experts[0].down.rows;
+    static thread_local std::vector<std::size_t> ranks;
+    ranks.clear();
+    for (std::size_t rank = 0; rank < all_ranks; ++rank)
+        if (slots[rank] != kNotNow) ranks.push_back(rank);
     bool filled[kForms] = {};
     std::size_t bytes = 0, down_bytes = 0;
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (const std::size_t rank : ranks) {
         const ExpertView& expert = experts[slots[rank]];
         for (const MatrixView* matrix : {&expert.gate, &expert.up}) {
             const Form form = form_for(isa, *matrix, bf16);
@@ -37,7 +40,7 @@ void mix_for_one(const Isa& isa, const std::vector<ExpertView>& experts, const s
         down_bytes += rows * row_bytes(expert.down);
     }
     pieces.begin(bytes);
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (const std::size_t rank : ranks) {
         const ExpertView& expert = experts[slots[rank]];
         pieces.cut(expert.gate, rank, row_bytes(expert.gate) + row_bytes(expert.up));
     }
@@ -52,9 +55,8 @@ void mix_for_one(const Isa& isa, const std::vector<ExpertView>& experts, const s
         isa.sequence->silu_multiply(gate, up, gate, last - first);
         hidden[rank].fill_part(isa, gate, first, last - first, form_for(isa, expert.down, bf16));
     });
-    float* const outputs = output_scratch.take(ranks * rows);
     pieces.begin(down_bytes);
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (const std::size_t rank : ranks) {
         const MatrixView& down = experts[slots[rank]].down;
         pieces.cut(down, rank, row_bytes(down));
     }
@@ -62,7 +64,6 @@ void mix_for_one(const Isa& isa, const std::vector<ExpertView>& experts, const s
         const auto [down, rank, first, last] = pieces[task];
         hidden[rank].dot(isa, *down, form_for(isa, *down, bf16), first, last, pieces.after(task), outputs + rank * rows);
     });
-    add_up(outputs, weights, ranks, rows, y);
 }
 
 // A share of the tokens of one expert.
@@ -72,14 +73,15 @@ struct Group {
     std::size_t input, hidden;        // where its packed vectors begin
 };
 
-void mix_for_many(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, const float* weights,
-                  std::size_t ranks, const float* x, std::size_t tokens, bool bf16, float* y) {
-    static thread_local Scratch<float> input_scratch, hidden_scratch, output_scratch;
+void apply_to_many(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, std::size_t ranks,
+                   const float* x, std::size_t tokens, bool bf16, float* outputs) {
+    static thread_local Scratch<float> input_scratch, hidden_scratch;
     static thread_local Pieces pieces_of_thread;
     Pieces& pieces = pieces_of_thread;
     const std::size_t columns = experts[0].gate.columns, rows = experts[0].down.rows;
     std::vector<std::vector<std::size_t>> uses(experts.size());  // token * ranks + rank
-    for (std::size_t use = 0; use < tokens * ranks; ++use) uses[slots[use]].push_back(use);
+    for (std::size_t use = 0; use < tokens * ranks; ++use)
+        if (slots[use] != kNotNow) uses[slots[use]].push_back(use);
     std::vector<std::size_t> list;
     std::vector<Group> groups;
     std::size_t input_size = 0, hidden_size = 0;
@@ -95,7 +97,6 @@ void mix_for_many(const Isa& isa, const std::vector<ExpertView>& experts, const 
         }
     float* const inputs = input_scratch.take(input_size);
     float* const hidden = hidden_scratch.take(hidden_size);
-    float* const outputs = output_scratch.take(list.size() * rows);  // by use
     const auto up_input = [&](const Group& group) {
         const Form gate = form_for(isa, group.expert->gate, bf16), up = form_for(isa, group.expert->up, bf16);
         return inputs + group.input + (gate == up ? 0 : packed_size(isa, columns, group.width, gate));
@@ -143,19 +144,32 @@ void mix_for_many(const Isa& isa, const std::vector<ExpertView>& experts, const 
             return outputs + list[group.first + i] * rows + first;
         });
     });
+}
+
+}  // namespace
+
+void apply_experts(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, std::size_t ranks,
+                   const float* x, std::size_t tokens, bool bf16, float* outputs) {
+    if (tokens == 1)
+        apply_to_one(isa, experts, slots, ranks, x, bf16, outputs);
+    else if (tokens > 1)
+        apply_to_many(isa, experts, slots, ranks, x, tokens, bf16, outputs);
+}
+
+void add_outputs(const float* outputs, const float* weights, std::size_t tokens, std::size_t ranks, std::size_t rows,
+                 float* y) {
     parallel_for(tokens, [&](std::size_t token) {
         add_up(outputs + token * ranks * rows, weights + token * ranks, ranks, rows, y + token * rows);
     });
 }
 
-}  // namespace
-
 void mix_experts(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, const float* weights,
                  std::size_t ranks, const float* x, std::size_t tokens, bool bf16, float* y) {
-    if (tokens == 1)
-        mix_for_one(isa, experts, slots, weights, ranks, x, bf16, y);
-    else if (tokens > 1)
-        mix_for_many(isa, experts, slots, weights, ranks, x, tokens, bf16, y);
+    static thread_local Scratch<float> output_scratch;
+    const std::size_t rows = experts[0].down.rows;
+    float* const outputs = output_scratch.take(tokens * ranks * rows);
+    apply_experts(isa, experts, slots, ranks, x, tokens, bf16, outputs);
+    add_outputs(outputs, weights, tokens, ranks, rows, y);
 }
 
 }  // namespace mosaic

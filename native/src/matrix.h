@@ -19,8 +19,17 @@ struct ExpertView {
 void linear(const Isa& isa, const std::vector<MatrixView>& matrices, const float* x, std::size_t tokens, bool bf16,
             const std::vector<float*>& y);
 
-// y [tokens, H] = the sum over ranks of weights[token, rank] * experts[slots[token, rank]](x[token]), in order of rank.
-// Experts may differ in their inner size.
+// outputs [tokens, ranks, H] = experts[slots[token, rank]](x[token]). Where a slot is kNotNow nothing is written: its expert may
+// be elsewhere still. An output does not depend on what is computed with it. Experts may differ in their inner size.
+constexpr std::int32_t kNotNow = -1;
+void apply_experts(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, std::size_t ranks,
+                   const float* x, std::size_t tokens, bool bf16, float* outputs);
+
+// y [tokens, rows] = the sum over ranks of weights[token, rank] * outputs[token, rank], in order of rank.
+void add_outputs(const float* outputs, const float* weights, std::size_t tokens, std::size_t ranks, std::size_t rows,
+                 float* y);
+
+// Both in one: y [tokens, H] = the sum over ranks of weights[token, rank] * experts[slots[token, rank]](x[token]), in order of rank.
 void mix_experts(const Isa& isa, const std::vector<ExpertView>& experts, const std::int32_t* slots, const float* weights,
                  std::size_t ranks, const float* x, std::size_t tokens, bool bf16, float* y);
 

@@ -1,61 +1,51 @@
-"""Where the bytes of routed experts come from: the expert-offset index and the mapped shards behind it."""
+"""What a layer asks for its routed experts, whichever store has them: `mapped` (mapped.py) or `slots` (arena.py)."""
 
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
 
-from mosaic.format import e4m3, index
-from mosaic.format.errors import InputError
-from mosaic.format.spec import FeedForward
-from mosaic.runtime.weights import E4M3Matrix, Expert, Weight, Weights
+import numpy as np
+from numpy.typing import NDArray
 
-
-class MappedExperts:
-    """Experts as views over the shards: right when the page cache can hold the model."""
-
-    def __init__(self, weights: Weights) -> None:
-        spec = weights.catalog.spec
-        self._weights = weights
-        size, hidden = spec.moe.intermediate_size, spec.hidden_size
-        self._shapes = ((size, hidden), (size, hidden), (hidden, size))
-        file = weights.folder / index.EXPERTS_FILE
-        rows = index.read_index(file)
-        layers = [number for number, layer in enumerate(spec.layers) if layer.feed_forward is FeedForward.MOE]
-        keys = [(layer, expert) for layer in layers for expert in range(spec.moe.num_experts)]
-        found = [tuple(row)[:-1] for row in rows.tolist()]
-        expected = [(*key, *weights.expert_place(*key)) for key in keys]
-        if found != expected:
-            wrong = next((row for row in zip(found, expected, strict=False) if row[0] != row[1]), None)
-            raise InputError(
-                "the expert index does not belong to this model",
-                file=file,
-                found=wrong[0] if wrong else f"{len(found)} rows",
-                expected=wrong[1] if wrong else f"{len(expected)} rows",
-                remedy="convert the checkpoint again",
-            )
-        self._rows = dict(zip(keys, rows, strict=True))
-        self._views: dict[tuple[int, int], Expert] = {}  # of those that were asked for
-
-    def expert(self, layer: int, expert: int) -> Expert:
-        """The matrices of one expert."""
-        if (layer, expert) not in self._views:
-            self._views[layer, expert] = self._view(self._rows[layer, expert])
-        return self._views[layer, expert]
-
-    def _view(self, row: Any) -> Expert:
-        shard = self._weights.shards[row["shard"].decode()]
-        code_dtype, scale_dtype = row["code_dtype"].decode(), row["scale_dtype"].decode()
-        offset, scale_offset = int(row["offset"]), int(row["scale_offset"])
-        parts: list[Weight] = []
-        for shape, nbytes in zip(self._shapes, _sizes(row), strict=True):
-            values = shard.view(code_dtype, shape, offset)
-            offset += nbytes
-            if scale_dtype == index.NO_SCALES:
-                parts.append(values)
-                continue
-            scales = shard.view(scale_dtype, e4m3.grid(shape), scale_offset)
-            scale_offset += scales.nbytes
-            parts.append(E4M3Matrix(values, scales))
-        return Expert(*parts)
+from mosaic.runtime.weights import Expert
 
 
-def _sizes(row: Any) -> tuple[int, int, int]:
-    return int(row["gate_nbytes"]), int(row["up_nbytes"]), int(row["down_nbytes"])
+class ExpertStore(Protocol):
+    """Where routed experts come from. Sees every routing decision, and brings the experts of one layer at a time."""
+
+    def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
+        """The router of a layer chose these experts, [T, K], for T tokens; `arriving` of the same layer follows."""
+
+    def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
+        """Each of the experts once, in groups; the first group is of those that are there, perhaps none.
+
+        A group is valid until the next is asked for.
+        """
+
+    def nbytes(self, layer: int, expert: int) -> int:
+        """Bytes that using an expert once reads."""
+
+    def expect(self, layer: int, experts: Sequence[int]) -> None:
+        """These experts of a layer may be asked for soon."""
+
+
+class LayerExperts:
+    """The experts of one layer, with the shared one among them: number E. An `ExpertSource` of mosaic.runtime.ops."""
+
+    def __init__(self, store: ExpertStore, layer: int, shared: tuple[int, Expert] | None) -> None:
+        self._store = store
+        self._layer = layer
+        self._shared = dict([shared] if shared else [])
+
+    def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
+        """See ExpertSource. The shared expert is always there."""
+        routed = [number for number in dict.fromkeys(numbers) if number not in self._shared]
+        groups = self._store.arriving(self._layer, routed, tokens)
+        yield {**next(groups, {}), **{number: self._shared[number] for number in numbers if number in self._shared}}
+        yield from groups
+
+    def nbytes(self, numbers: Collection[int]) -> int:
+        """See ExpertSource."""
+        return sum(
+            self._shared[number].nbytes if number in self._shared else self._store.nbytes(self._layer, number)
+            for number in numbers
+        )

@@ -5,7 +5,7 @@ experts, C convolution channels, h heads, d dims of a head. An implementation ch
 recurrent states.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +50,19 @@ class DeltaWeights:
     eps: float
 
 
+class ExpertSource(Protocol):
+    """The experts of one layer, from wherever their bytes are."""
+
+    def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
+        """Each of these experts once, in groups, as they become available, for so many tokens.
+
+        A group is there until the next one is asked for. To be run to its end or closed.
+        """
+
+    def nbytes(self, numbers: Collection[int]) -> int:
+        """Bytes that using these experts once reads."""
+
+
 class Ops(Protocol):
     """Every operation a model is made of. Of its arguments an operation may change states, which it also returns."""
 
@@ -92,5 +105,8 @@ class Ops(Protocol):
     def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
         """down(silu(gate(x)) * up(x)): [T, H]."""
 
-    def experts(self, x: Tensor, routing: Routing, expert: Callable[[int], Expert]) -> Tensor:
-        """Weighted sum of the routed experts' outputs [T, H], added in routing order whatever else is in the batch."""
+    def experts(self, x: Tensor, routing: Routing, source: ExpertSource) -> Tensor:
+        """Weighted sum of the routed experts' outputs [T, H].
+
+        Added in routing order, whatever else is in the batch and in whatever order experts arrive.
+        """

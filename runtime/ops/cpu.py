@@ -5,7 +5,7 @@ Results do not depend on the number of threads, nor a token's on what is compute
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic import _native
-from mosaic.runtime.ops import DeltaInputs, DeltaWeights, Routing
+from mosaic.runtime.ops import DeltaInputs, DeltaWeights, ExpertSource, Routing
 from mosaic.runtime.state import DeltaState, KVCache
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
 
 Floats = NDArray[np.float32]
 LARGE = 1 << 18  # elements; smaller ones the allocator keeps
+NOT_NOW = -1  # as kNotNow in native/src/matrix.h
 UNHELD = 3  # references to an array that a list holds, a loop's variable and the call that counts
 
 
@@ -140,20 +141,32 @@ class CpuOps:
         """See Ops. One expert that every token uses."""
         slots, weights = np.zeros((x.shape[0], 1), np.int32), np.ones((x.shape[0], 1), np.float32)
         expert = _native.Expert(self._matrix(gate), self._matrix(up), self._matrix(down))
-        return self._mix(x, [expert], slots, weights)
-
-    def experts(self, x: Tensor, routing: Routing, expert: Callable[[int], Expert]) -> Tensor:
-        """See Ops."""
-        if x.shape[0] == 1:
-            used = [self._expert(expert(number)) for number in routing.experts[0].tolist()]
-            return self._mix(x, used, np.arange(len(used), dtype=np.int32)[None], routing.weights.numpy())
-        numbers, slots = np.unique(routing.experts.numpy(), return_inverse=True)
-        used = [self._expert(expert(number)) for number in numbers.tolist()]
-        return self._mix(x, used, slots.astype(np.int32).reshape(routing.experts.shape), routing.weights.numpy())
-
-    def _mix(self, x: Tensor, experts: list[_native.Expert], slots: NDArray[np.int32], weights: Floats) -> Tensor:
         result = self._results.take(x.shape)
-        _native.mix_experts(experts, slots, weights, x.contiguous().numpy(), result, self._bf16, self._isa)
+        _native.mix_experts([expert], slots, weights, x.contiguous().numpy(), result, self._bf16, self._isa)
+        return torch.from_numpy(result)
+
+    def experts(self, x: Tensor, routing: Routing, source: ExpertSource) -> Tensor:
+        """See Ops. One call if all experts are there at once."""
+        chosen = routing.experts.numpy()
+        numbers = chosen[0].tolist() if x.shape[0] == 1 else np.unique(chosen).tolist()
+        order = np.full(max(numbers) + 1, NOT_NOW, np.int32)  # by number, its place in the group
+        vectors, weights = x.contiguous().numpy(), routing.weights.numpy()
+        result, outputs = self._results.take(x.shape), None
+        for group in source.arriving(numbers, x.shape[0]):
+            if not group:
+                continue
+            order[list(group)] = np.arange(len(group))
+            slots = order[chosen]
+            used = [self._expert(expert) for expert in group.values()]
+            if outputs is None and slots.min() != NOT_NOW:
+                _native.mix_experts(used, slots, weights, vectors, result, self._bf16, self._isa)
+                continue
+            if outputs is None:
+                outputs = self._results.take((*chosen.shape, x.shape[1]))
+            _native.apply_experts(used, slots, vectors, outputs, self._bf16, self._isa)
+            order.fill(NOT_NOW)
+        if outputs is not None:
+            _native.add_outputs(outputs, weights, result)
         return torch.from_numpy(result)
 
     def _matrix(self, weight: Weight) -> _native.Matrix:

@@ -81,8 +81,9 @@ def _nbytes(operation: str, arguments: tuple[Any, ...]) -> int:
     if operation in ("linear", "swiglu"):
         return sum(argument.nbytes for argument in arguments[1:] if isinstance(argument, Weight))
     if operation == "experts":
-        _, routing, expert = arguments
-        return sum(expert(number).nbytes for number in set(routing.experts.flatten().tolist()))
+        _, routing, source = arguments
+        nbytes: int = source.nbytes(set(routing.experts.flatten().tolist()))
+        return nbytes
     if operation == "attention":
         cache: KVCache = arguments[1]
         return cache.nbytes

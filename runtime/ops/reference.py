@@ -5,17 +5,17 @@ stored. So how tokens are grouped into calls does not show, and a faster impleme
 Maths and traps: docs/MODELS.md, section 3.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
 from mosaic.format.e4m3 import BLOCK, VALUES
-from mosaic.runtime.ops import DeltaInputs, DeltaWeights, Routing, reference_delta
+from mosaic.runtime.ops import DeltaInputs, DeltaWeights, ExpertSource, Routing, reference_delta
 from mosaic.runtime.ops.reference_delta import EXACT, rms
 from mosaic.runtime.state import DeltaState, KVCache
-from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
+from mosaic.runtime.weights import E4M3Matrix, Weight
 
 ROWS = 32 * BLOCK  # rows of a matrix that are dequantised at a time
 
@@ -97,13 +97,14 @@ class ReferenceOps:
         hidden = silu(self.linear(x, gate)) * self.linear(x, up)
         return self.linear(hidden, down)
 
-    def experts(self, x: Tensor, routing: Routing, expert: Callable[[int], Expert]) -> Tensor:
+    def experts(self, x: Tensor, routing: Routing, source: ExpertSource) -> Tensor:
         """See Ops. Tokens grouped by expert; one expert dequantised at a time."""
         outputs = torch.empty(*routing.experts.shape, x.shape[-1], dtype=EXACT)  # [T, R, H]
-        for number in sorted(set(routing.experts.flatten().tolist())):
-            tokens, ranks = torch.nonzero(routing.experts == number, as_tuple=True)
-            weights = expert(number)
-            outputs[tokens, ranks] = self.swiglu(x[tokens], weights.gate, weights.up, weights.down)
+        numbers = sorted(set(routing.experts.flatten().tolist()))
+        for group in source.arriving(numbers, x.shape[0]):
+            for number, expert in group.items():
+                tokens, ranks = torch.nonzero(routing.experts == number, as_tuple=True)
+                outputs[tokens, ranks] = self.swiglu(x[tokens], expert.gate, expert.up, expert.down)
         return (outputs * routing.weights[..., None]).sum(dim=1)
 
 

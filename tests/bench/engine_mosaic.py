@@ -19,7 +19,9 @@ from mosaic.runtime.weights import Weights
 
 def serve_model(folder: Path, activations: str, threads: int) -> None:
     """Decode and prefill of one model."""
-    model = HybridModel(Weights(folder), make_ops(OpsName.CPU, Activations(activations), threads))
+    weights = Weights(folder)
+    weights.populate()
+    model = HybridModel(weights, make_ops(OpsName.CPU, Activations(activations), threads))
 
     def tokens(count: int) -> list[int]:
         return random_tokens(model.spec.vocab_size, count)

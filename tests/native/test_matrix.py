@@ -244,6 +244,25 @@ def test_experts_of_different_inner_sizes(isa, bf16):
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 70])
+def test_experts_in_parts_give_the_same_bits(tokens, bf16, isa):
+    """Whichever are there are applied, the others later; what was not asked for is not touched."""
+    experts, _ = expert_weights(6, 128, 192, "e4m3")
+    slots, weights = routing(tokens, 6, 4)
+    x = inputs((tokens, 128))
+    whole, outputs = mixed(experts, slots, weights, x, isa, bf16), np.full((tokens, 4, 128), np.nan, np.float32)
+    for there in ([4], [], [0, 5, 1], [3, 2]):
+        places = np.full(6, -1, np.int32)
+        places[there] = np.arange(len(there))
+        before = outputs.copy()
+        _native.apply_experts([experts[i] for i in there] or experts[:1], places[slots], x, outputs, bf16, isa)
+        assert np.array_equal(outputs[~np.isin(slots, there)], before[~np.isin(slots, there)], equal_nan=True)
+    y = np.full(x.shape, np.nan, np.float32)
+    _native.add_outputs(outputs, weights, y)
+    assert np.array_equal(y, whole)
+
+
 # --- routing ----------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from mosaic.runtime.ops.profiled import ProfiledOps
 from mosaic.runtime.ops.reference import ReferenceOps
 from mosaic.runtime.state import DeltaState, KVCache, KVFormat, KVPool
 from mosaic.runtime.weights import E4M3Matrix, Expert
+from support.experts import Arriving
 
 REFERENCE = ReferenceOps()
 
@@ -138,16 +139,22 @@ def test_experts(tokens, ops):
     expected = REFERENCE.route(REFERENCE.linear(x, router), 3, True, None)
     assert torch.equal(routing.experts, expected.experts)
     near(routing.weights, expected.weights)
-    asked = []
-
-    def expert(number):
-        asked.append(number)
-        return made[number]
-
-    near(ops.experts(x, routing, expert), REFERENCE.experts(x, expected, made.__getitem__))
-    assert sorted(asked) == sorted(set(routing.experts.flatten().tolist()))
+    source = Arriving(made)
+    near(ops.experts(x, routing, source), REFERENCE.experts(x, expected, Arriving(made)))
+    assert sorted(source.asked) == sorted(set(routing.experts.flatten().tolist()))
     near(ops.swiglu(x, made[0].gate, made[0].up, made[0].down),
          REFERENCE.swiglu(x, made[0].gate, made[0].up, made[0].down))  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_experts_that_arrive_in_any_order_and_company_give_the_same_bits(tokens, ops):
+    made = [Expert(quantised(128, 256, i), quantised(128, 256, i + 50), quantised(256, 128, i + 99)) for i in range(6)]
+    x = normal(tokens, 256)
+    routing = ops.route(normal(tokens, 6, seed=1), 4, True, None)
+    whole = ops.experts(x, routing, Arriving(made))
+    for size, seed in ((1, 0), (2, 1), (3, 2), (5, 3)):
+        assert torch.equal(ops.experts(x, routing, Arriving(made, size, seed)), whole)
+        near(whole, REFERENCE.experts(x, routing, Arriving(made, size, seed)))
 
 
 @pytest.mark.parametrize("tokens", [1, 12])
@@ -159,7 +166,7 @@ def test_a_shared_expert_of_another_size(tokens, ops):
     expected = REFERENCE.route(*REFERENCE.linears(x, [router]), 2, True, REFERENCE.linear(x, gate))
     assert torch.equal(routing.experts, expected.experts)
     near(routing.weights, expected.weights)
-    near(ops.experts(x, routing, made.__getitem__), REFERENCE.experts(x, expected, made.__getitem__))
+    near(ops.experts(x, routing, Arriving(made)), REFERENCE.experts(x, expected, Arriving(made)))
 
 
 def test_results_lie_apart_while_they_are_held(ops):
@@ -182,7 +189,7 @@ def test_one_expert_twice_for_a_token(ops):
     """A router does not do it, but nothing forbids it."""
     made = Expert(quantised(128, 128), quantised(128, 128, 1), quantised(128, 128, 2))
     x, routing = normal(1, 128), Routing(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[0.25, 0.5]]))
-    near(ops.experts(x, routing, lambda _: made), REFERENCE.experts(x, routing, lambda _: made))
+    near(ops.experts(x, routing, Arriving([made])), REFERENCE.experts(x, routing, Arriving([made])))
 
 
 def test_choice(monkeypatch):

@@ -10,6 +10,7 @@ from mosaic.runtime.ops import Routing
 from mosaic.runtime.ops.reference import ReferenceOps
 from mosaic.runtime.weights import E4M3Matrix, Expert
 from support.exact import EPS, REL, f64, near, normal, sigmoid, silu
+from support.experts import Arriving
 
 OPS = ReferenceOps()
 
@@ -275,33 +276,28 @@ def test_experts():
         weight = routing.weights[t, rank].item()
         expected[t] += weight * y[0]
         bound[t] += weight * (off[0] + REL * np.abs(y[0]))
-    near(OPS.experts(x, routing, experts.__getitem__), expected, bound)
+    near(OPS.experts(x, routing, Arriving(experts)), expected, bound)
 
 
 def test_experts_give_a_row_the_same_float32_bits_in_any_company():
     """As for linear: the order of BLAS shows in float64 at most."""
     experts, x = [expert_of(number) for number in range(6)], normal(20, 130, size=0.1)
     routing = random_routing(20, 6, 3)
-    together = OPS.experts(x, routing, experts.__getitem__)
+    together = OPS.experts(x, routing, Arriving(experts))
     order = torch.from_numpy(np.random.default_rng(1).permutation(20))
-    shuffled = OPS.experts(x[order], Routing(routing.experts[order], routing.weights[order]), experts.__getitem__)
+    shuffled = OPS.experts(x[order], Routing(routing.experts[order], routing.weights[order]), Arriving(experts))
     assert torch.equal(shuffled.float(), together[order].float())
     for t in range(20):
         own = Routing(routing.experts[t : t + 1], routing.weights[t : t + 1])
-        alone = OPS.experts(x[t : t + 1], own, experts.__getitem__)[0]
+        alone = OPS.experts(x[t : t + 1], own, Arriving(experts))[0]
         assert torch.equal(alone.float(), together[t].float())
 
 
 def test_only_experts_in_use_are_asked_for_and_each_once():
-    asked: list[int] = []
-
-    def expert(number: int) -> Expert:
-        asked.append(number)
-        return expert_of(number)
-
+    source = Arriving([expert_of(number) for number in range(5)])
     routing = Routing(torch.tensor([[4, 1], [1, 4], [1, 2]]), torch.full((3, 2), 0.5))
-    OPS.experts(normal(3, 130), routing, expert)
-    assert sorted(asked) == [1, 2, 4]
+    OPS.experts(normal(3, 130), routing, source)
+    assert sorted(source.asked) == [1, 2, 4]
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -320,12 +316,10 @@ def test_no_operation_changes_its_arguments():
         (OPS.linears, x, [matrices.gate, matrices.up]),
         (OPS.route, x, 2, True, normal(4, 1)),
         (OPS.swiglu, x, matrices.gate, matrices.up, matrices.down),
-        (OPS.experts, x, random_routing(4, 6, 2), expert_of),
+        (OPS.experts, x, random_routing(4, 6, 2), Arriving([expert_of(number) for number in range(6)])),
     ]
-    public = {name for name in vars(ReferenceOps) if not name.startswith("_")} - {
-        "attention",
-        "gated_delta",
-    }  # they change states
+    stateful = {"attention", "gated_delta"}
+    public = {name for name in vars(ReferenceOps) if not name.startswith("_")} - stateful
     assert {operation.__name__ for operation, *_ in calls} == public
     for operation, *arguments in calls:
         before = [copied(argument) for argument in arguments]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mosaic.format.errors import InputError
 from mosaic.format.index import EXPERTS_FILE
-from mosaic.runtime.experts.store import MappedExperts
+from mosaic.runtime.experts.mapped import MappedExperts
 from mosaic.runtime.weights import E4M3Matrix, Weights
 from support.models import convert_folder, read_tensors, same_bytes
 from support.tiny import Tiny, write_checkpoint

@@ -1,0 +1,49 @@
+"""Experts as views over mapped shards: right when memory holds the model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.weights import Expert, Weights
+
+
+class MappedExperts:
+    """See `ExpertStore`. All experts are there, if perhaps on the disk.
+
+    Where the shards were not read at the start, the spans of a layer's experts are asked for before the first is used:
+    a kernel that runs into absent pages reads them a few at a time.
+    """
+
+    def __init__(self, weights: Weights, places: ExpertPlaces | None = None) -> None:
+        self._weights = weights
+        self._places = places or ExpertPlaces(weights)
+        self._views: dict[tuple[int, int], Expert] = {}  # of those that were asked for
+
+    def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
+        """See ExpertStore. Nothing to decide."""
+
+    def expect(self, layer: int, experts: Sequence[int]) -> None:
+        """See ExpertStore."""
+        for expert in experts:
+            place = self._places[layer, expert]
+            self._weights.shards[place.shard].will_need(place.offset, place.span_nbytes)
+
+    def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
+        """See ExpertStore. One group."""
+        if not self._weights.populated:
+            self.expect(layer, experts)
+        yield {expert: self.expert(layer, expert) for expert in experts}
+
+    def nbytes(self, layer: int, expert: int) -> int:
+        """See ExpertStore."""
+        return self._places[layer, expert].nbytes
+
+    def expert(self, layer: int, expert: int) -> Expert:
+        """The matrices of one expert."""
+        if (layer, expert) not in self._views:
+            place = self._places[layer, expert]
+            buffer = self._weights.shards[place.shard].buffer
+            self._views[layer, expert] = self._places.expert_at(place, buffer, place.offset, buffer, place.scale_offset)
+        return self._views[layer, expert]

@@ -1,0 +1,61 @@
+"""Tensors as memory: views of buffers, and copies in memory of their own, read past the page cache."""
+
+import itertools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mosaic.format.direct import Memory, aligned, open_direct, read, spanned
+from mosaic.format.errors import InputError
+from mosaic.format.shard import TensorInfo
+
+CACHE_LINE = 64
+READ_BYTES = 4 << 20  # at a time
+TORCH = {"F8_E4M3": torch.uint8, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def tensor_at(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
+    """A tensor over the bytes at `offset` of a buffer."""
+    count = torch.Size(shape).numel()
+    return torch.frombuffer(buffer, dtype=TORCH[dtype], count=count, offset=offset).view(shape)
+
+
+def resident_nbytes(infos: Mapping[str, TensorInfo]) -> int:
+    """Bytes that `read_tensors` takes for good."""
+    return sum(map(_room, infos.values()))
+
+
+def read_tensors(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
+    """The tensors by their names, in one piece of memory in huge pages."""
+    memory, used, buffer, tensors = aligned(resident_nbytes(infos)), 0, Memory(), {}
+    places = sorted(infos.items(), key=lambda item: (item[1].file, item[1].offset))
+    for file, group in itertools.groupby(places, key=lambda item: item[1].file):
+        descriptor = open_direct(file, os.O_RDONLY)
+        try:
+            for name, info in group:
+                for first in range(0, info.nbytes, READ_BYTES):
+                    count, offset = min(READ_BYTES, info.nbytes - first), info.offset + first
+                    part = read(descriptor, offset, count, buffer.take(spanned(offset, offset + count)))
+                    if len(part) < count:
+                        raise InputError(
+                            "a shard became shorter while it was read",
+                            file=file,
+                            tensor=name,
+                            found=f"{offset + len(part):,} bytes",
+                            expected=f"at least {offset + count:,}",
+                            remedy="let nothing write to a model directory that is in use",
+                        )
+                    memory[used + first : used + first + count] = part
+                tensors[name] = tensor_at(memory, info.dtype, info.shape, used)
+                used += _room(info)
+        finally:
+            os.close(descriptor)
+    return tensors
+
+
+def _room(info: TensorInfo) -> int:
+    """Bytes that a tensor takes beside others, each on cache lines of its own."""
+    return -(-info.nbytes // CACHE_LINE) * CACHE_LINE
