@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mosaic.runtime.model import HybridModel
+from mosaic.runtime.state import Snapshot
 
 
 class Conversation:
-    """One sequence of a model, its tokens, and a mark: tokens and state at the end of the last prompt."""
+    """One sequence of a model, its tokens, and a mark: tokens and state at the end of the last prompt, or none."""
 
     def __init__(self, model: HybridModel) -> None:
         self._model = model
         self._state = model.new_sequence()
+        self._mark: tuple[list[int], Snapshot | None] = ([], None)
         self._sound = True  # False while state and tokens may disagree
         self.tokens: list[int] = []
-        self.mark()
 
     def extend(self, tokens: Sequence[int]) -> Tensor:
         """Final hidden states [T, H] of further tokens."""
@@ -30,28 +31,27 @@ class Conversation:
         return hidden
 
     def mark(self) -> None:
-        """Remember this moment."""
+        """Remember this moment, and no longer the one before: two copies of a state would take their memory."""
+        self._mark = ([], None)
         self._mark = (list(self.tokens), self._state.snapshot())
 
-    def rewind(self, prompt: Sequence[int]) -> bool:
-        """Be at the latest known beginning of the prompt, at least one token short of its end; False if there is none.
+    def rewind(self, prompt: Sequence[int]) -> None:
+        """Be at the latest known beginning of the prompt, at least one token short of its end, if that is nothing.
 
         Interrupted work is undone by going back to the mark.
         """
         if self._sound and _begins(self.tokens, prompt):
-            return True
+            return
+        if not _begins(self._mark[0], prompt):
+            self._mark = ([], None)
         past, snapshot = self._mark
-        if not _begins(past, prompt):
-            return False
         self._sound = False
-        self._state.restore(snapshot)
+        if snapshot:
+            self._state.restore(snapshot)
+        else:
+            self._state.reset()
         self.tokens = list(past)
         self._sound = True
-        return True
-
-    def release(self) -> None:
-        """Give the memory back; the conversation is over."""
-        self._state.release()
 
 
 def _begins(past: list[int], prompt: Sequence[int]) -> bool:

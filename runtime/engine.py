@@ -75,10 +75,8 @@ class Engine:
         stats.weight_bytes_per_token = self.model.nbytes_per_token
         stats.prompt_tokens = len(prompt)
         start = time.perf_counter()
-        if not self._conversation.rewind(prompt):
-            old, self._conversation = self._conversation, Conversation(self.model)
-            old.release()
         conversation = self._conversation
+        conversation.rewind(prompt)
         stats.reused_tokens = len(conversation.tokens)
         logits = self._prefill(prompt[stats.reused_tokens :])
         conversation.mark()

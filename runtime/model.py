@@ -67,10 +67,10 @@ class HybridModel:
         spec = self.spec = weights.catalog.spec
         experts = experts or MappedExperts(weights)
         self._ops = ops
-        self._embedding = weights.tensor("embedding")
+        self._rows = weights.rows("embedding")
         self._layers = [DecoderLayer(ops, weights, experts, number) for number in range(len(spec.layers))]
         self._norm = RmsNorm(ops, weights.tensor("final_norm"), spec.rms_norm_eps, spec.norm_offset)
-        self._head = Linear(ops, self._embedding if spec.tie_embeddings else weights.matrix("head"))
+        self._head = Linear(ops, weights.matrix("embedding" if spec.tie_embeddings else "head"))
         self._pool = KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv)
 
     @property
@@ -85,7 +85,7 @@ class HybridModel:
     @torch.inference_mode()
     def hidden(self, ids: Sequence[int], state: SequenceState) -> Tensor:
         """Final hidden states [T, H] of T further tokens; advances the sequence."""
-        x, addend = self._ops.embed(self._embedding, torch.tensor(ids, dtype=torch.long)), None
+        x, addend = self._ops.embed(self._rows(ids)), None
         for layer, layer_state in zip(self._layers, state.layers, strict=True):
             x, addend = layer(x, addend, layer_state)
         state.length += len(ids)

@@ -2,9 +2,10 @@
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,20 +41,41 @@ def read_tensors(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
                     count, offset = min(READ_BYTES, info.nbytes - first), info.offset + first
                     part = read(descriptor, offset, count, buffer.take(spanned(offset, offset + count)))
                     if len(part) < count:
-                        raise InputError(
-                            "a shard became shorter while it was read",
-                            file=file,
-                            tensor=name,
-                            found=f"{offset + len(part):,} bytes",
-                            expected=f"at least {offset + count:,}",
-                            remedy="let nothing write to a model directory that is in use",
-                        )
+                        raise _shorter(info, offset + count)
                     memory[used + first : used + first + count] = part
                 tensors[name] = tensor_at(memory, info.dtype, info.shape, used)
                 used += _room(info)
         finally:
             os.close(descriptor)
     return tensors
+
+
+class FileRows:
+    """Rows of a matrix, each read from the file when it is asked for."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        self._info = info
+        self._descriptor = os.open(info.file, os.O_RDONLY)
+
+    def __call__(self, numbers: Sequence[int]) -> Tensor:
+        """Rows [T, K] by their numbers."""
+        info = self._info
+        width = info.nbytes // info.shape[0]
+        found = np.empty((len(numbers), width), np.uint8)
+        for row, number in zip(found, numbers, strict=True):
+            if os.preadv(self._descriptor, [row.data], info.offset + number * width) < width:
+                raise _shorter(info, info.offset + (number + 1) * width)
+        return torch.from_numpy(found).view(TORCH[info.dtype])
+
+
+def _shorter(info: TensorInfo, expected: int) -> InputError:
+    return InputError(
+        "a shard became shorter while it was in use",
+        file=info.file,
+        found=f"{info.file.stat().st_size:,} bytes",
+        expected=f"at least {expected:,}",
+        remedy="let nothing write to a model directory that is in use",
+    )
 
 
 def _room(info: TensorInfo) -> int:

@@ -166,6 +166,12 @@ class DeltaState:
     """State of one linear-attention layer: convolution history [taps - 1, C], recurrent [value heads, d_k, d_v]."""
 
     def __init__(self, spec: GatedDeltaSpec) -> None:
+        self._spec = spec
+        self.reset()
+
+    def reset(self) -> None:
+        """Remember nothing."""
+        spec = self._spec
         self.position = 0
         self.conv = torch.zeros(spec.conv_kernel - 1, spec.conv_dim)
         self.recurrent = torch.zeros(spec.num_value_heads, spec.key_head_dim, spec.value_head_dim)
@@ -208,6 +214,15 @@ class SequenceState:
                 layer.conv, layer.recurrent = (part.clone() for part in next(delta))
                 layer.position = snapshot.length
         self.length = snapshot.length
+
+    def reset(self) -> None:
+        """Go back to the beginning."""
+        for layer in self.layers:
+            if isinstance(layer, KVCache):
+                layer.cut(0)
+            else:
+                layer.reset()
+        self.length = 0
 
     def release(self) -> None:
         """Give the pages back; the sequence is over."""

@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from mosaic.format.jsonfile import read_json
 from mosaic.format.shard import TensorInfo, read_header
 from mosaic.format.tensors import Part, Role, TensorSpec
 from mosaic.runtime.machine import free_memory
-from mosaic.runtime.resident import TORCH, read_tensors, tensor_at
+from mosaic.runtime.resident import TORCH, FileRows, read_tensors, tensor_at
 
 # Views are read-only because their pages are; torch has no word for that and warns once.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -87,11 +88,6 @@ class MappedShard:
         first = offset - offset % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_WILLNEED, first, offset + nbytes - first)
 
-    def scattered(self, offset: int, nbytes: int) -> None:
-        """Some bytes will be touched here and there: read no more than that."""
-        first = offset - offset % mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_RANDOM, first, offset + nbytes - first)
-
 
 class Weights:
     """The tensors of a model directory by their keys (`mosaic.format.tensors`), each as the contract wants it.
@@ -161,6 +157,14 @@ class Weights:
         """An unquantised tensor."""
         return self._view(self._contract[key].name)
 
+    def rows(self, key: str) -> Callable[[Sequence[int]], Tensor]:
+        """Rows [T, K] of an unquantised matrix [N, K] by their numbers."""
+        name = self._contract[key].name
+        if self._resident and name not in self._resident:
+            return FileRows(self._infos[name])
+        table = self._view(name)
+        return lambda numbers: table[torch.tensor(numbers, dtype=torch.long)]
+
     def matrix(self, key: str) -> Weight:
         """A matrix, quantised or not."""
         spec = self._contract[key]
@@ -186,13 +190,11 @@ class Weights:
         return infos
 
     def make_resident(self) -> None:
-        """Copy `dense` into memory of its own; what is left of the shards is looked up page by page.
+        """Copy `dense` into memory of its own.
 
         For models that do not fit: the reading of experts would push mapped pages out. Before tensors are asked for.
         """
         self._resident = read_tensors(self.dense())
-        for shard in self.shards.values():
-            shard.scattered(0, len(shard.buffer))
 
     def _view(self, name: str) -> Tensor:
         if name in self._resident:

@@ -66,8 +66,8 @@ class ExpertSource(Protocol):
 class Ops(Protocol):
     """Every operation a model is made of. Of its arguments an operation may change states, which it also returns."""
 
-    def embed(self, table: Tensor, ids: Tensor) -> Tensor:
-        """Rows [T, H] of the embedding table."""
+    def embed(self, rows: Tensor) -> Tensor:
+        """Rows [T, H] of the embedding table as activations."""
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """X [T, K] times weight [N, K] transposed: [T, N]."""

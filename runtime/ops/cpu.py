@@ -60,9 +60,9 @@ class CpuOps:
         self._experts: dict[int, tuple[Expert, _native.Expert]] = {}
         self._floats: dict[int, tuple[Tensor, Floats]] = {}
 
-    def embed(self, table: Tensor, ids: Tensor) -> Tensor:
+    def embed(self, rows: Tensor) -> Tensor:
         """See Ops."""
-        return table[ids].to(torch.float32)
+        return rows.to(torch.float32)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See Ops."""

@@ -94,7 +94,7 @@ def test_linear_gives_a_row_the_same_float32_bits_in_any_company(weight):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_embed_is_exact(dtype):
     table = normal(20, 8).to(dtype)
-    found = OPS.embed(table, torch.tensor([3, 0, 19, 3]))
+    found = OPS.embed(table[[3, 0, 19, 3]])
     assert np.array_equal(f64(found), f64(table)[[3, 0, 19, 3]])
 
 
@@ -306,7 +306,7 @@ def test_only_experts_in_use_are_asked_for_and_each_once():
 def test_no_operation_changes_its_arguments():
     matrices, x, head = expert_of(0), normal(4, 130), normal(4, 2, 8)
     calls = [
-        (OPS.embed, normal(9, 4), torch.tensor([1, 2])),
+        (OPS.embed, normal(9, 4)),
         (OPS.linear, x, matrices.gate),
         (OPS.rms_norm, x, normal(130), 1e-6, 1.0),
         (OPS.add_rms_norm, x, normal(4, 130, seed=1), normal(130), 1e-6, 1.0),

@@ -1,0 +1,60 @@
+"""The shards of a model as open files: descriptors for reads past the page cache, and whether anyone changed them."""
+
+import os
+from pathlib import Path
+
+from mosaic.format.direct import open_direct
+from mosaic.format.errors import InputError
+
+
+class ShardFiles:
+    """Open shards. What is deleted or renamed stays readable; what is written to is refused."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptors: dict[str, int] = {}
+        self._marks: dict[str, tuple[int, int]] = {}  # size and time of the last change when it was opened
+
+    def descriptor(self, shard: str) -> int:
+        """For reading; opened when first asked for."""
+        if shard not in self._descriptors:
+            self._descriptors[shard] = open_direct(self._folder / shard, os.O_RDONLY)
+            self._marks[shard] = self._mark(shard)
+        return self._descriptors[shard]
+
+    def file(self, shard: str) -> Path:
+        """Where a shard is."""
+        return self._folder / shard
+
+    def check(self, shard: str) -> None:
+        """InputError if an open shard was written to or cut since it was opened."""
+        found = self._mark(shard)
+        if found != self._marks[shard]:
+            raise InputError(
+                "a shard changed while the model was running",
+                file=self._folder / shard,
+                found=f"{found[0]:,} bytes, written to since",
+                expected=f"{self._marks[shard][0]:,} bytes, untouched",
+                remedy="let nothing write to a model directory that is in use; mosaic-verify tells whether it is whole",
+            )
+
+    def failed(self, shard: str, error: OSError | EOFError) -> InputError:
+        """What to tell about a read that failed."""
+        self.check(shard)  # the likelier cause, told better
+        return InputError(
+            "a shard cannot be read",
+            file=self._folder / shard,
+            found=error,
+            expected="its bytes",
+            remedy="check the disk (dmesg), then mosaic-verify the model directory",
+        )
+
+    def close(self) -> None:
+        """Close all files. No read may be on its way."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _mark(self, shard: str) -> tuple[int, int]:
+        status = os.fstat(self._descriptors[shard])
+        return status.st_size, status.st_mtime_ns
