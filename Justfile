@@ -62,6 +62,10 @@ bench *arguments: (setup "[test]")
 bench-experts *arguments: (setup "[test]")
     {{ bin }}/python tests/bench/experts.py {{ arguments }}
 
+# What a disk gives at most: 3 MiB pieces of a large FILE on it, past the page cache.
+bench-disk *arguments: (setup "[test]")
+    {{ bin }}/python tests/bench/disk.py {{ arguments }}
+
 # Kill and interrupt conversions hundreds of times, at random moments.
 torture *arguments: (setup "[test]")
     {{ bin }}/python tests/kill/torture.py {{ arguments }}

@@ -152,6 +152,59 @@ def multiply_add_peak(seconds: float, isa: str = "") -> float:
 def bf16_dot_peak(seconds: float, isa: str = "") -> float:
     """The same of dot products of bfloat16 pairs; 0 if the instruction set has none."""
 
+class Reader:
+    """Reads spans of files into memory in the background, by `depth` threads that block or sleep.
+
+    A large span is read in parts by several of them. Any thread may call any method; a fork has to make its own.
+    Tickets that are not known (any more) and a closed reader are a ValueError.
+    """
+
+    def __init__(self, depth: int) -> None:
+        """RuntimeError if the machine does not give so many threads."""
+
+    def submit(self, descriptor: int, offset: int, out: _Codes, speculative: bool = False) -> int:
+        """Queue a read that fills `out` (uint8) from `offset` on; a ticket, larger than all before.
+
+        A speculative read begins only when no other waits. The descriptor must stay open and `out` be left alone until
+        the read is collected or cancelled; the reader keeps `out` alive. A descriptor with O_DIRECT is read straight
+        into `out` in whole pages; what is not that is copied, and a file system that refuses is read plainly.
+        """
+
+    def wait(self, tickets: Sequence[int]) -> list[int]:
+        """Those of the tickets that are done, at least one, in order of completion; they are forgotten.
+
+        OSError (EIO where the file ends before) for the first that failed, and only that one is forgotten. Ctrl-C
+        forgets none.
+        """
+
+    def done(self, tickets: Sequence[int]) -> list[int]:
+        """The same without waiting: there may be none."""
+
+    def need(self, ticket: int) -> None:
+        """Move what has not begun of a speculative read to the needed ones."""
+
+    def cancel(self, ticket: int) -> bool:
+        """Forget a read that has not begun, whose memory is then never written; False if it has: collect it."""
+
+    def close(self) -> None:
+        """Forget all reads, end the threads; returns when no memory is written any more."""
+
+    @property
+    def pending(self) -> int:
+        """Reads that are not done."""
+
+    @property
+    def idle(self) -> int:
+        """Threads that nothing running or waiting will occupy."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read since the start."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds since the start in which at least one thread was reading."""
+
 class Matrix:
     """A weight [N, K] where it lies, read only: E4M3 codes (uint8) with scales, bfloat16 (as uint16), or float32.
 

@@ -11,6 +11,7 @@ namespace mosaic {
 
 void bind_matrix(py::module_& module);    // bindings_matrix.cpp
 void bind_measure(py::module_& module);   // bindings_measure.cpp
+void bind_reader(py::module_& module);    // bindings_reader.cpp
 void bind_sequence(py::module_& module);  // bindings_sequence.cpp
 
 namespace {
@@ -119,5 +120,6 @@ PYBIND11_MODULE(_native, module) {
                "magnitude is above `limit` or not a number.");
     mosaic::bind_matrix(module);
     mosaic::bind_measure(module);
+    mosaic::bind_reader(module);
     mosaic::bind_sequence(module);
 }
