@@ -107,7 +107,9 @@ class PyReader {
             return found;
         } catch (const ReadFailure& failure) {
             memory_.erase(failure.ticket);
-            PyErr_SetObject(PyExc_OSError, py::make_tuple(failure.code, failure.what()).ptr());
+            const py::object error = py::handle(PyExc_OSError)(failure.code, failure.what());
+            error.attr("ticket") = failure.ticket;
+            PyErr_SetObject(py::type::handle_of(error).ptr(), error.ptr());  // a subclass, by its code
             throw py::error_already_set();
         }
     }

@@ -1,4 +1,6 @@
-"""Experts from a bounded arena: right when memory cannot hold the model. What is missing is read while others compute."""
+"""Experts from a bounded arena: right when memory cannot hold the model.
+
+What is missing is read while the rest computes."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,11 +64,13 @@ class CachedExperts:
         arena.check_file(keys[0])
         self._settle(keys)
         held = [key for key in keys if arena.has(key)]
-        missing = [key for key in keys if key not in held]
-        self._count(keys, len(missing))
+        coming = [key for key in arena.flying if key in keys]
+        missing = [key for key in keys if key not in held and key not in coming]
+        self._count(keys, len(keys) - len(held))
         for key in held:
             arena.hold(key)
         try:
+            self._begin(coming, tokens)
             missing = self._begin(missing, tokens)
             yield {key[1]: arena.expert(key) for key in held}
             while True:
