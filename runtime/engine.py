@@ -14,12 +14,12 @@ from mosaic.format.layout import CONFIG_FILE
 from mosaic.runtime.conversation import Conversation
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
+from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.sampler import Sampler, Sampling, generation_defaults, stop_tokens
 from mosaic.runtime.state import KVFormat
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.weights import Weights
 
-PREFILL_CHUNK = 1024  # tokens computed together; chunks begin at its multiples
 
 
 @dataclass

@@ -44,6 +44,11 @@ def peak_rss() -> int:
     return _kilobytes(Path("/proc/self/status"), "VmHWM")
 
 
+def resident_memory() -> int:
+    """Bytes of memory this process has resident."""
+    return _kilobytes(Path("/proc/self/status"), "VmRSS")
+
+
 def free_memory() -> int:
     """Bytes that can be had without pushing anything but page cache out, nor leaving what a container is given."""
     available = _kilobytes(Path("/proc/meminfo"), "MemAvailable")

@@ -1,0 +1,129 @@
+"""Where the memory of a run goes, before it is taken: what fits a budget, and what has to be read again and again.
+
+All figures are bytes of resident memory of this process at its peak. Nothing is allocated here.
+"""
+
+from dataclasses import dataclass
+
+from mosaic.format.errors import InputError
+from mosaic.format.spec import Mixer, ModelSpec
+from mosaic.runtime.experts.arena import slot_nbytes
+from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.machine import free_memory, resident_memory
+from mosaic.runtime.prefill import PREFILL_CHUNK
+from mosaic.runtime.resident import resident_nbytes
+from mosaic.runtime.sizes import format_size
+from mosaic.runtime.state import KVFormat, KVPool
+from mosaic.runtime.weights import Weights
+
+HEADROOM = 768 << 20  # left to others when nobody says how much to take
+GROWTH = 32 << 20  # what the program takes once it computes: code that is touched, small weights in float32, stacks
+KV_SHARE = 8  # of a budget, at most one part in so many for keys and values, if nobody says how long the context is
+SHORTEST = 2048  # tokens of context that are worth a run
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """`slots`: how many experts are in memory at a time; None if everything is mapped and stays there."""
+
+    budget: int
+    context: int
+    slots: int | None
+    num_experts: int  # in all layers
+    items: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """The sum of the items."""
+        return sum(self.items.values())
+
+
+def make_plan(
+    weights: Weights, places: ExpertPlaces, kv: KVFormat, context: int | None = None, budget: int | None = None
+) -> MemoryPlan:
+    """The plan of a run. `budget`: bytes it may take; without it, what is free here, less some head-room.
+
+    InputError if the budget is below what has to be in memory: dense weights, states and two layers' experts of a token.
+    """
+    spec = weights.catalog.spec
+    if budget is None:
+        budget = free_memory() + resident_memory() - HEADROOM
+    if context is None:
+        context = _affordable_context(spec, kv, budget)
+    fixed = {
+        "Python, torch, tokenizer": resident_memory() + GROWTH,
+        f"keys and values of {context:,} tokens": context * _kv_nbytes(spec, kv),
+        "recurrent states, twice": 2 * _state_nbytes(spec),
+    }
+    mapped = {"weights": weights.nbytes, **fixed, "prompt in work": _scratch_nbytes(spec, context, 1.0)}
+    plan = MemoryPlan(budget, context, None, len(places), mapped)
+    if plan.total <= budget or not len(places):
+        return plan
+    dense = {"dense weights": resident_nbytes(weights.dense()), **fixed}
+    slot = slot_nbytes(places)
+    least = 2 * places.top_k
+
+    def with_slots(count: int) -> MemoryPlan:
+        scales = sum(places[key].scale_nbytes for key in places)
+        share = min(1.0, count / places.num_experts)  # of a layer's experts that can be there at once
+        items = {
+            "expert slots": count * slot,
+            "scales of all experts": scales,
+            **dense,
+            "prompt in work": _scratch_nbytes(spec, context, share),
+        }
+        return MemoryPlan(budget, context, count, len(places), items)
+
+    needed = with_slots(least).total
+    if needed > budget:
+        raise InputError(
+            "the memory does not suffice for this model",
+            found=format_size(budget),
+            expected=f"at least {format_size(needed)}, of which {context:,} tokens of context take "
+            f"{format_size(context * _kv_nbytes(spec, kv))}",
+            remedy="give more with --ram, free some, or shorten --context",
+        )
+    low, high = least, len(places)
+    while low < high:  # the most that fit; the share of a layer makes it no plain division
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if with_slots(middle).total <= budget else (low, middle - 1)
+    return with_slots(low)
+
+
+def _affordable_context(spec: ModelSpec, kv: KVFormat, budget: int) -> int:
+    fitting = budget // KV_SHARE // max(_kv_nbytes(spec, kv), 1)
+    return min(spec.max_position_embeddings, max(fitting // SHORTEST * SHORTEST, SHORTEST))
+
+
+def _kv_nbytes(spec: ModelSpec, kv: KVFormat) -> int:
+    """Bytes of one token in all attention layers."""
+    layers = sum(layer.mixer is Mixer.FULL_ATTENTION for layer in spec.layers)
+    return layers * KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv).token_nbytes
+
+
+def _state_nbytes(spec: ModelSpec) -> int:
+    """Bytes of the recurrent and convolution states of one sequence."""
+    delta = spec.gated_delta
+    if delta is None:
+        return 0
+    layers = sum(layer.mixer is not Mixer.FULL_ATTENTION for layer in spec.layers)
+    recurrent = delta.num_value_heads * delta.key_head_dim * delta.value_head_dim
+    return 4 * layers * (recurrent + (delta.conv_kernel - 1) * delta.conv_dim)
+
+
+def _scratch_nbytes(spec: ModelSpec, context: int, share: float) -> int:
+    """Bytes that computing a prompt takes: of a chunk, what an attention or delta layer and its experts hold at once.
+
+    `share` of a layer's experts may be computed with at the same time.
+    """
+    attention, delta, moe = spec.attention, spec.gated_delta, spec.moe
+    query = attention.num_heads * attention.head_dim
+    mixers = [query * (2 if attention.gated else 1) + 2 * attention.num_kv_heads * attention.head_dim + 2 * query]
+    if delta:
+        mixers.append(delta.conv_dim + 2 * delta.value_dim)
+    ranks = moe.top_k + (1 if moe.shared_intermediate_size else 0)
+    packed = 1.5 * (spec.hidden_size + max(moe.intermediate_size, moe.shared_intermediate_size))  # as AMX wants it
+    values = 2 * max(mixers) + ranks * spec.hidden_size + 10 * spec.hidden_size
+    values += int(packed * max(ranks * share, 1)) if moe.num_experts else 0
+    values += 4 * (spec.dense_intermediate_size or 0)
+    return 4 * values * min(PREFILL_CHUNK, context)

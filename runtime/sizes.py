@@ -1,0 +1,31 @@
+"""Sizes of memory as people write them."""
+
+import re
+
+from mosaic.format.errors import InputError
+
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", 1)
+    for suffix, base in (("iB", 1024), ("B", 1000), ("", 1024))
+}
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(option: str, text: str) -> int:
+    """Bytes of 8GiB, 3.2 GiB, 800MB or 5000000000; a bare G is GiB. InputError for anything else."""
+    match = SIZE.fullmatch(text)
+    units = {name.upper(): factor for name, factor in UNITS.items()}
+    if match is None or match[2].upper() not in units or not (nbytes := int(float(match[1]) * units[match[2].upper()])):
+        raise InputError(
+            f"{option} is no size", found=text, expected="a number and a unit, as 8GiB", remedy="write it so"
+        )
+    return nbytes
+
+
+def format_size(nbytes: float) -> str:
+    """In the largest unit that leaves at least 1."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(nbytes) >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes:.0f} B"
