@@ -25,6 +25,13 @@ Figures = dict[str, float | int | str | None]
 def command(
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Model directory; left out with --demo.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Use the embedded demo model instead of OUT.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instead of a model: replay a trace of mosaic-run.")
+    ] = None,
+    slots: Annotated[
+        list[int] | None,
+        typer.Option(min=1, metavar="N", help="With --replay: experts that fit the memory; may be repeated."),
+    ] = None,
     prompt: Annotated[
         list[int] | None, typer.Option(min=1, metavar="TOKENS", help=f"Length of a prompt, {PROMPT}; may be repeated.")
     ] = None,
@@ -51,15 +58,26 @@ def command(
     and is fed random tokens one by one; nothing is sampled. Before the first repetition the longest prompt is read
     once, uncounted. GB/s are the weights read to generate, beside the speed at which this machine can read at all.
 
+    --replay measures no time: it shows how many of a trace's experts a cache of so many slots would have held, by our
+    policy, LRU, LFU and the best one in hindsight (Belady), and the bytes to be read for a token.
+
     Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
     """
-    if demo == (out is not None):
+    given = {"OUT": out is not None, "--demo": demo, "--replay": replay is not None}
+    if sum(given.values()) != 1:
         raise InputError(
             "what to measure is not clear",
-            found="OUT and --demo together" if demo else "neither OUT nor --demo",
-            expected="one of them",
+            found=" and ".join(name for name, present in given.items() if present) or "none of them",
+            expected="one of OUT, --demo and --replay",
             remedy="see mosaic-bench --help",
         )
+    if slots and not replay:
+        raise InputError("--slots needs a trace", found="no --replay", remedy="see mosaic-bench --help")
+    if replay:
+        from mosaic.runtime.bench_replay import print_replay
+
+        print_replay(replay, slots or [], as_json)
+        return
 
     from mosaic.runtime import machine
     from mosaic.runtime.bench import run_tests

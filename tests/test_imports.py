@@ -17,7 +17,7 @@ SOURCES = {
     for path in (*(file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))), ROOT / RECIPES[0])
 }
 NATIVE_USERS = {"runtime/machine.py", "runtime/ops/cpu.py", "runtime/experts/store.py", "convert/quantize.py"}
-DECISIONS = {f"runtime/experts/{name}.py" for name in ("keys", "tracker", "placement", "slots")}
+DECISIONS = {f"runtime/experts/{name}.py" for name in ("slots", "tracker", "placement", "trace", "replay", "profile")}
 #: Pieces of Hugging Face tensor names. `_scale_inv` has one more owner, the contract.
 TENSOR_NAMES = re.compile(
     r"self_attn|linear_attn|[qkvo]_proj|in_proj|out_proj|embed_tokens|lm_head\.|layernorm|gate_up|gate_proj|up_proj|"
@@ -78,6 +78,7 @@ def test_packages_do_not_reach_across():
 
 def test_torch_stays_in_the_runtime():
     assert not {file for file in users("torch") if not file.startswith("runtime/")}
+    assert set(SOURCES) >= DECISIONS
     assert not users("torch") & DECISIONS
     assert not users("torch.cuda") - {"runtime/ops/cuda.py"}
     assert not users("triton") - {"runtime/ops/cuda.py"}
