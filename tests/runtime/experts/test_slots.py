@@ -50,6 +50,7 @@ class Model:
         victim = self.victim(layer_of(key)) if full else None
         if full and victim is None:
             assert claim is None
+            assert sum(entry["pins"] > 0 for entry in self.entries.values()) >= 2 * TOP_K
             return
         assert claim is not None
         assert claim.evicted == victim
@@ -248,6 +249,10 @@ def test_misuse_is_refused():
     slot = policy.claim(KEYS[0]).slot
     with pytest.raises(ValueError, match="has a slot"):
         policy.claim(KEYS[0])
+    policy.forget(KEYS[0])
+    with pytest.raises(ValueError, match="not pinned"):
+        policy.unpin(slot)
+    policy.claim(KEYS[1])
     policy.unpin(slot)
     with pytest.raises(ValueError, match="not pinned"):
         policy.unpin(slot)
