@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from mosaic.format.errors import InputError
-from mosaic.runtime.engine import PREFILL_CHUNK
+from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.model import HybridModel
 
 SHORT_PROMPT = 16  # tokens before those that are generated

@@ -21,7 +21,6 @@ from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.weights import Weights
 
 
-
 @dataclass
 class Stats:
     """What one answer took. Times in seconds."""

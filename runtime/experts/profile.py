@@ -30,7 +30,7 @@ class Profile:
     @property
     def num_experts(self) -> int:
         """Experts of a layer."""
-        return self.uses.shape[1]
+        return int(self.uses.shape[1])
 
     def __add__(self, other: "Profile") -> "Profile":
         """Both together. ValueError if they are of different models."""

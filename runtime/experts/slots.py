@@ -3,12 +3,12 @@
 A decision in integers: it moves no byte and knows no time. Whoever moves bytes pins a slot while it is filled or read.
 
 The rule. An entry may be evicted if its layer holds more than its *floor*, and by its own layer always. Of those
-entries, unless pinned, the one of the lowest *rank* goes: the least used lately, and of equals the one not used for
+entries, unless pinned, the one of the lowest *rank* goes: that with the fewest uses, and of equals the one not used for
 longest. Uses count for the key, in a slot or not, and are halved every HALF_LIFE tokens.
 
 The layers come in a cycle, so that a common LRU with fewer slots than a token needs loses every expert before its next
-use. Counts are the remedy, and the floor helps where slots are scarce. It is top_k, or what every layer can have if
-2 * top_k slots are left to all: with fewer pinned than that, two layers of one token, there is always a slot to be had.
+use. Counts are the remedy, and the floor helps where slots are scarce. It is top_k, or as many as each layer can have
+if 2 * top_k slots are left to all: with fewer pinned than that (two layers of one token) there is always one to be had.
 
 A long prompt reads nearly every expert of a layer, most of which the next token has no use for. Entries claimed for it
 (`streaming`) rank below all others until they are used again, the newest lowest: they take each other's slots.

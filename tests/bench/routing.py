@@ -22,9 +22,9 @@ from mosaic.runtime.experts.trace import TraceHeader, TraceWriter
 
 CLASSES = 4
 TURN = 250  # tokens
-SKEW = (1.7, 2.8)  # standard deviation of the log weights, in the first layer and in the last
+SKEW = (1.65, 2.75)  # standard deviation of the log weights, in the first layer and in the last
 COMMON = 0.1  # share of their variance that all classes have in common
-KEPT = 0.12  # of the previous token's experts, beside those that are chosen again anyway
+KEPT = 0.09  # of the previous token's experts, beside those that are chosen again anyway
 EXPERT_NBYTES = 3 * (512 * 2048 + 16 * 4 * 2)  # Qwen3.6-35B-A3B: three matrices of E4M3 codes and BF16 scales
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

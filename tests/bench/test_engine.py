@@ -125,7 +125,7 @@ def test_one_layer_is_refused_with_llama(monkeypatch):
 def test_both_sides_feed_the_same_number_of_tokens():
     """engine_llama cannot import Mosaic, and so repeats two constants."""
     from mosaic.runtime.bench import SHORT_PROMPT
-    from mosaic.runtime.engine import PREFILL_CHUNK
+    from mosaic.runtime.prefill import PREFILL_CHUNK
 
     text = (Path(engine.__file__).parent / "engine_llama.py").read_text()
     assert f"SHORT_PROMPT = {SHORT_PROMPT} " in text

@@ -157,7 +157,8 @@ def test_help_loads_no_torch():
     imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "import time:" in line}
     assert "mosaic.runtime.bench_cli" in imported
     assert not {name for name in imported if name.split(".")[0] in ("torch", "tokenizers", "numpy.random")}
-    for option in ("--demo", "--prompt", "--generate", "--repetitions", "--threads", "--ops", "--activations", "--kv"):
+    options = "--demo --replay --slots --prompt --generate --repetitions --threads --ops --activations --kv"
+    for option in options.split():
         assert re.search(rf"{option}\b.*\w", done.stdout), option
 
 
