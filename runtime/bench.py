@@ -8,8 +8,8 @@ from statistics import median
 import numpy as np
 
 from mosaic.format.errors import InputError
-from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.model import HybridModel
+from mosaic.runtime.prefill import PREFILL_CHUNK
 
 SHORT_PROMPT = 16  # tokens before those that are generated
 SEED = 0  # same tokens every time, for every engine that is compared

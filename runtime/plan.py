@@ -43,7 +43,7 @@ def make_plan(
 ) -> MemoryPlan:
     """The plan of a run. `budget`: bytes it may take; without it, what is free here, less some head-room.
 
-    InputError if the budget is below what has to be in memory: dense weights, states and two layers' experts of a token.
+    InputError if the budget is below what has to be in memory: dense weights, states, two layers' experts of a token.
     """
     spec = weights.catalog.spec
     if budget is None:

@@ -1,6 +1,7 @@
 """Experts from a bounded arena: right when memory cannot hold the model.
 
-What is missing is read while the rest computes."""
+What is missing is read while the rest computes.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

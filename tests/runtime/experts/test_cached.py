@@ -154,7 +154,7 @@ def test_a_damaged_expert_is_found_when_sums_are_checked(copy):
     places = ExpertPlaces(Weights(copy))
     for layer, expert in places:
         damage(copy, places, (layer, expert))
-    model, experts = cached(copy, 20, check=True)
+    model, _ = cached(copy, 20, check=True)
     for _ in range(2):  # and again: it is not taken for good
         with pytest.raises(InputError, match=r"expert \d+ of layer 0 is damaged") as caught:
             logits(model)
@@ -162,7 +162,7 @@ def test_a_damaged_expert_is_found_when_sums_are_checked(copy):
 
 
 def test_a_shard_that_is_written_to_is_refused(copy):
-    model, experts = cached(copy, 8)
+    model, _ = cached(copy, 8)
     state = model.new_sequence()
     model.hidden(IDS[:5], state)
     os.utime(copy / "layers-02.safetensors", ns=(0, 0))
@@ -172,7 +172,7 @@ def test_a_shard_that_is_written_to_is_refused(copy):
 
 
 def test_a_shard_that_becomes_shorter_is_refused(copy):
-    model, experts = cached(copy, 8)
+    model, _ = cached(copy, 8)
     state = model.new_sequence()
     model.hidden(IDS[:5], state)
     os.truncate(copy / "layers-01.safetensors", 4096)
@@ -182,7 +182,7 @@ def test_a_shard_that_becomes_shorter_is_refused(copy):
 
 def test_a_read_that_fails_is_told_and_the_expert_is_asked_for_again(copy):
     """Shorter behind the index's back between the check and the read: what the reader finds is told all the same."""
-    model, experts = cached(copy, 8)
+    _, experts = cached(copy, 8)
     arena = experts._arena
     places = experts._places
     os.truncate(copy / "layers-00.safetensors", places[0, 9].offset)
@@ -194,7 +194,7 @@ def test_a_read_that_fails_is_told_and_the_expert_is_asked_for_again(copy):
 
 
 def test_a_disk_that_fails_is_named(copy):
-    model, experts = cached(copy, 8)
+    _, experts = cached(copy, 8)
     arena = experts._arena
     descriptor = arena._files.descriptor("layers-00.safetensors")
     pipe, other = os.pipe()  # cannot be read at an offset
