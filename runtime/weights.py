@@ -3,8 +3,10 @@
 import contextlib
 import mmap
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +15,8 @@ from mosaic.format import architectures, e4m3, index, layout
 from mosaic.format.catalog import Catalog, read_catalog
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
-from mosaic.format.shard import TensorInfo, read_header
+from mosaic.format.shard import TensorInfo, read_header, runs
+from mosaic.format.spec import ModelSpec
 from mosaic.format.tensors import TensorSpec
 from mosaic.runtime.machine import free_memory
 
@@ -59,6 +62,37 @@ class Expert:
         return self.gate.nbytes + self.up.nbytes + self.down.nbytes
 
 
+class ModelWeights(Protocol):
+    """What a model is built from: its tensors by their keys (`mosaic.format.tensors`)."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Those of its tensors, sorted, by their safetensors names."""
+
+    def tensor(self, key: str) -> Tensor:
+        """An unquantised tensor."""
+
+    def matrix(self, key: str) -> Weight:
+        """A matrix, quantised or not."""
+
+    def read_ahead(self, prefix: str) -> None:
+        """Read all tensors whose keys begin so into memory, as far as there is room."""
+
+    def release(self, prefix: str) -> None:
+        """Let go of their memory; used again, they are read again."""
+
+
+class ExpertStore(Protocol):
+    """Where the matrices of routed experts come from."""
+
+    def expert(self, layer: int, expert: int) -> Expert:
+        """The matrices of one expert."""
+
+
 class MappedShard:
     """One shard in the address space, read-only. Pages are read when touched."""
 
@@ -66,15 +100,24 @@ class MappedShard:
         with file.open("rb") as stream:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
-    def populate(self) -> None:
-        """Read all pages now: one that a kernel touches first stops it for longer than its bytes take.
+    def populate(self, first: int = 0, end: int | None = None) -> None:
+        """Read all pages now, or those of some bytes.
 
+        One that a kernel touches first stops it for longer than its bytes take.
         In huge pages where the file system has them, since small ones cost a third of the memory's speed; what is
         cached in small ones stays so.
         """
         for advice in (mmap.MADV_HUGEPAGE, MADV_POPULATE_READ):
-            with contextlib.suppress(OSError):  # Linux without huge pages, or before 5.14
-                self._map.madvise(advice)
+            self._advise(advice, first, end)
+
+    def release(self, first: int, end: int) -> None:
+        """Map the pages of some bytes no longer, until they are used again; the system may then forget them."""
+        self._advise(mmap.MADV_DONTNEED, first, end)
+
+    def _advise(self, advice: int, first: int, end: int | None) -> None:
+        first -= first % mmap.PAGESIZE
+        with contextlib.suppress(OSError):  # Linux without huge pages, or before 5.14
+            self._map.madvise(advice, first, (len(self._map) if end is None else end) - first)
 
     def view(self, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
         """A tensor over the bytes at `offset`. Nothing may write to it."""
@@ -136,6 +179,16 @@ class Weights:
         )
 
     @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return self.catalog.spec
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """See ModelWeights."""
+        return tuple(sorted({info.dtype for info in self._infos.values()}))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all shards."""
         return sum(record.nbytes for name, record in self.catalog.files.items() if name in self.shards)
@@ -150,6 +203,21 @@ class Weights:
         if spec.scale_name in self._infos:
             return E4M3Matrix(self._view(spec.name), self._view(spec.scale_name))
         return self._view(spec.name)
+
+    def read_ahead(self, prefix: str) -> None:
+        """See ModelWeights."""
+        for file, first, end in self._runs(prefix):
+            self.shards[file.name].populate(first, end)
+
+    def release(self, prefix: str) -> None:
+        """See ModelWeights."""
+        for file, first, end in self._runs(prefix):
+            self.shards[file.name].release(first, end)
+
+    def _runs(self, prefix: str) -> Iterator[tuple[Path, int, int]]:
+        specs = [spec for key, spec in self._contract.items() if key.startswith(prefix)]
+        names = [name for spec in specs for name in (spec.name, spec.scale_name)]
+        return runs(self._infos[name] for name in names if name in self._infos)
 
     def expert_place(self, layer: int, expert: int) -> tuple[bytes | int, ...]:
         """What the expert index should say of one expert, by the shard headers (see `format.index.ROW`)."""

@@ -7,7 +7,7 @@ from mosaic.format.spec import GatedDeltaSpec, ModelSpec
 from mosaic.runtime.layers.linear import Linear
 from mosaic.runtime.ops import DeltaInputs, Ops
 from mosaic.runtime.state import DeltaState
-from mosaic.runtime.weights import Weights
+from mosaic.runtime.weights import ModelWeights
 
 CHUNK = 64  # tokens of one chunk; chunks begin at multiples of it, so their cuts depend on position alone
 
@@ -15,7 +15,7 @@ CHUNK = 64  # tokens of one chunk; chunks begin at multiples of it, so their cut
 class GatedDeltaNet:
     """One linear-attention mixer. A single token takes the step form, more take the chunked form."""
 
-    def __init__(self, ops: Ops, spec: ModelSpec, weights: Weights, key: str) -> None:
+    def __init__(self, ops: Ops, spec: ModelSpec, weights: ModelWeights, key: str) -> None:
         assert spec.gated_delta is not None
         self._ops = ops
         self._spec = spec.gated_delta
