@@ -129,8 +129,8 @@ def scores_of(text: Text, context: int, this: Opened, reference: Opened | None, 
         done = progress(str(opened.folder), len(opened.weights.spec.layers))
         return Subject(opened.folder, opened.model, final_hidden(opened.model, opened.weights, inputs, lambda: done(1)))
 
-    subjects = [subject(opened) for opened in (this, reference) if opened]
-    return score(subjects[0], subjects[1] if reference else None, targets, progress("next-token distributions", len(targets)))
+    first, second = subject(this), subject(reference) if reference else None
+    return score(first, second, targets, progress("next-token distributions", len(targets)))
 
 
 def evaluation(
