@@ -99,9 +99,9 @@ def command(
     settings = (ops, activations if ops == OpsName.CPU else None, kv)
     result = evaluate.evaluation(read, size, scores, reference, settings)
     print(table(result))
-    _save(weights.folder, weights.catalog.plan_digest, result)
     if as_json:
         print(json.dumps(asdict(result)))
+    _save(weights.folder, weights.catalog.plan_digest, result)
 
 
 def table(result: "Evaluation") -> str:
@@ -134,14 +134,16 @@ def _with_error(value: "Perplexity") -> str:
 def _save(folder: Path, plan_digest: str, result: "Evaluation") -> None:
     from mosaic.format.evaluation import EVALUATION_FILE, add_evaluation
 
+    file = folder / EVALUATION_FILE
     try:
         add_evaluation(folder, plan_digest, result)
     except OSError as error:
-        if error.errno not in NOT_WRITABLE:
-            raise
-        print(f"note: not kept: {folder / EVALUATION_FILE}: {error.strerror}", file=sys.stderr)
-    else:
-        print(f"kept in {folder / EVALUATION_FILE}", file=sys.stderr)
+        if error.errno in NOT_WRITABLE:
+            print(f"note: not kept: {file}: {error.strerror}", file=sys.stderr)
+            return
+        remedy = "the result above is sound; make room, and run again to keep it"
+        raise InputError("cannot keep the result", file=file, found=error.strerror, remedy=remedy) from error
+    print(f"kept in {file}", file=sys.stderr)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from mosaic.format.errors import InputError
 from mosaic.runtime.engine import PREFILL_CHUNK
 from mosaic.runtime.machine import free_memory
 from mosaic.runtime.model import HybridModel
@@ -59,11 +60,20 @@ def _prefix(number: int) -> str:
 def room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory for states: the process's own, or if they are large pages of a file that goes with them.
 
-    The file is in TMPDIR (/tmp); OSError if its disk has no room.
+    The file is in TMPDIR (/tmp); InputError if its disk has no room.
     """
     nbytes = prod(shape) * dtype.itemsize
     if nbytes <= free_memory() // HELD_SHARE:
         return torch.empty(shape, dtype=dtype)
     with tempfile.TemporaryFile() as file:
-        os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is told now, and not by a signal later
+        try:
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is told now, and not by a signal later
+        except OSError as error:
+            raise InputError(
+                "no room for the states of the text",
+                file=tempfile.gettempdir(),
+                found=error.strerror,
+                expected=f"{nbytes:,} bytes",
+                remedy="use less of the text (--tokens), or set TMPDIR to a folder on a larger disk",
+            ) from error
         return torch.frombuffer(mmap.mmap(file.fileno(), nbytes), dtype=dtype).view(shape)
