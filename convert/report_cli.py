@@ -75,9 +75,9 @@ def command(
         _compare(out, other, workers, as_json)
         return
     recorded = _recorded(out, against is None)
+    evaluations = _evaluations(out)
     value = _measured(out, against, workers) if against else recorded
     assert value is not None
-    evaluations = _evaluations(out)
     wrong = list(disagreements(recorded, value)) if recorded and against else []
     if as_json:
         print(json.dumps(_joined(value, evaluations)))

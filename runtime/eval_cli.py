@@ -53,10 +53,11 @@ def command(
     """Perplexity of a text; with --against how far next-token distributions are from those of a reference.
 
     The text is cut into windows of --context tokens that do not overlap; in each every token but the first is scored.
-    Divergence is KL(reference || OUT) in nats, softmax in float64; both models compute with the same options. Layer by
-    layer over all windows, so each weight is read once; meanwhile the states of all tokens (8 KiB each in the 35B, for
-    each of the models) are in memory, or if they are large in a file in TMPDIR. Standard errors take tokens for
-    independent.
+    Divergence is KL(reference || OUT) in nats, softmax in float64; both models compute with the same options. Standard
+    errors take tokens for independent.
+
+    Each layer is read once, for all windows; meanwhile the states of all tokens (8 KiB each in the 35B, for each of the
+    models) are in memory, or if they are large in a file in TMPDIR.
 
     The result is kept in OUT, in evaluation.json; mosaic-report shows it.
 

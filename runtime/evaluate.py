@@ -1,6 +1,4 @@
-"""Judges a model directory on a text, alone or beside a reference: what mosaic-eval does between its arguments and its
-table.
-"""
+"""Judges a model directory on a text, alone or beside a reference: mosaic-eval between its arguments and its table."""
 
 import hashlib
 from collections.abc import Callable
@@ -59,16 +57,21 @@ def open_reference(folder: Path, ops: Ops, kv: KVFormat) -> Opened:
 
 
 def check_same_vocabulary(this: Opened, reference: Opened, tokenizer: Tokenizer) -> None:
-    """InputError if distributions over their tokens cannot be compared."""
-    found = reference.weights.spec.vocab_size, this.weights.spec.vocab_size
+    """InputError if distributions over their tokens cannot be compared. A reference without tokenizer has OUT's."""
+    expected, found = (opened.weights.spec.vocab_size for opened in (this, reference))
+    if found != expected:
+        raise _other_vocabulary(reference.folder, f"{found:,} tokens", f"{expected:,} tokens")
     file = reference.folder / TOKENIZER_FILE
-    if found[0] == found[1] and (not file.exists() or tokenizer.same_vocabulary(Tokenizer(reference.folder))):
-        return
-    raise InputError(
+    if file.exists() and not tokenizer.same_vocabulary(Tokenizer(reference.folder)):
+        raise _other_vocabulary(file, "other tokens", f"those of {this.folder / TOKENIZER_FILE}")
+
+
+def _other_vocabulary(file: Path, found: str, expected: str) -> InputError:
+    return InputError(
         "the two models have different vocabularies",
-        file=reference.folder if found[0] != found[1] else file,
-        found=f"{found[0]:,} tokens" if found[0] != found[1] else "other tokens",
-        expected=f"{found[1]:,} tokens" if found[0] != found[1] else f"those of {this.folder / TOKENIZER_FILE}",
+        file=file,
+        found=found,
+        expected=expected,
         remedy="give the checkpoint that OUT was made from, or a relative with the same tokenizer",
     )
 
@@ -130,6 +133,9 @@ def scores_of(text: Text, context: int, this: Opened, reference: Opened | None, 
         return Subject(opened.folder, opened.model, final_hidden(opened.model, opened.weights, inputs, lambda: done(1)))
 
     first, second = subject(this), subject(reference) if reference else None
+    for opened in (this, reference):
+        if opened:
+            opened.weights.read_ahead("embedding" if opened.weights.spec.tie_embeddings else "head")
     return score(first, second, targets, progress("next-token distributions", len(targets)))
 
 

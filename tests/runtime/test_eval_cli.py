@@ -157,7 +157,7 @@ def test_the_demo_as_a_process(demo):
     done = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, env={**os.environ, "MOSAIC_THREADS": "1"}
     )
-    (demo / EVALUATION_FILE).unlink()
+    (demo / EVALUATION_FILE).unlink(missing_ok=True)
     assert done.returncode == 0, done.stderr
     found = last_line(done.stdout)
     assert 10 < found["perplexity"]["value"] < 50

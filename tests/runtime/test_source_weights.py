@@ -13,7 +13,7 @@ from mosaic.format.errors import InputError
 from mosaic.format.tensors import Part
 from mosaic.runtime.source_weights import SourceWeights
 from mosaic.runtime.weights import E4M3Matrix, ModelWeights
-from support.fp8 import quantise, read_checkpoint, unfuse, write_official_fp8
+from support.fp8 import BLOCK, quantise, read_checkpoint, unfuse, write_official_fp8
 from support.models import dequantised, same_bytes
 from support.shards import INDEX
 from support.tiny import Tiny, write_checkpoint
@@ -109,6 +109,28 @@ def test_fp8_where_engines_read_no_fp8(tmp_path):
 
     tensors = rewrite(tmp_path / "fp8", change)
     assert torch.equal(SourceWeights(tmp_path / "fp8").tensor("embedding"), dequantised(tensors)[EMBEDDING])
+
+
+def test_fused_fp8_experts_find_their_scales(tmp_path):
+    write_checkpoint(MODELS["fused"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    single = unfuse(read_checkpoint(tmp_path))
+
+    def change(tensors):
+        for name in [name for name in tensors if name.startswith(TEXT) and ".experts." in name]:
+            parts = zip(*map(quantise, tensors[name]), strict=True)
+            tensors[name], tensors[f"{name}_scale_inv"] = map(torch.stack, parts)
+
+    rewrite(tmp_path, change)
+    weights = SourceWeights(tmp_path)
+    for expert in range(4):
+        for kind in ("gate", "up", "down"):
+            found = getattr(weights.expert(1, expert), kind)
+            codes, scales = quantise(single[f"{TEXT}layers.1.mlp.experts.{expert}.{kind}_proj.weight"])
+            assert torch.equal(found.codes, codes.view(torch.uint8))
+            assert same_bytes(found.scales, scales)
 
 
 def test_a_file_whose_data_begins_anywhere(tmp_path):
