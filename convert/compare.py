@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.convert.match import Source, match
 from mosaic.convert.quantize import count_codes
 from mosaic.convert.reader import Slice, TensorReader
 from mosaic.convert.sums import CodeUse, ErrorSums
 from mosaic.format import architectures, layout
 from mosaic.format.layout import Entry, Stored
+from mosaic.format.match import Source, match
 from mosaic.format.source import Checkpoint
 from mosaic.format.tensors import TensorSpec
 

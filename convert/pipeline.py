@@ -24,6 +24,7 @@ from mosaic.convert.target import Standing, check_space, clear, locked, may_writ
 from mosaic.format import index, layout
 from mosaic.format.catalog import Catalog, FileRecord
 from mosaic.format.errors import InputError
+from mosaic.format.evaluation import EVALUATION_FILE
 from mosaic.format.jsonfile import read_json, to_bytes, write_durably
 from mosaic.format.layout import Entry
 from mosaic.format.tensors import Role
@@ -161,7 +162,7 @@ def _complete(plan: ConversionPlan, out: Path) -> None:
     entries = [entry for shard in plan.shards for entry in records[shard.layout.file]["tensors"]]
     histograms = [row for shard in plan.shards for row in records[shard.layout.file]["histograms"]]
     put(report.REPORT_FILE, report.to_bytes(report.value(report.head(plan), entries, histograms)))
-    ours = (*COMPANIONS, report.HTML_FILE)
+    ours = (*COMPANIONS, report.HTML_FILE, EVALUATION_FILE)
     for stale in (*out.glob(f"*{layout.SHARD_SUFFIX}"), *(out / name for name in ours)):
         if stale.name not in files:
             stale.unlink(missing_ok=True)

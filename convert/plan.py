@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mosaic.convert.match import Source, match
 from mosaic.convert.quantize import NonFinite
 from mosaic.convert.recipe import Recipe, ScaleRule, Treatment
 from mosaic.format import architectures, e4m3, layout
 from mosaic.format.errors import InputError
 from mosaic.format.layout import Entry, ShardLayout, Stored
-from mosaic.format.source import Checkpoint, is_block_fp8
+from mosaic.format.match import Source, match
+from mosaic.format.source import Checkpoint, check_quantization_config
 from mosaic.format.spec import ModelSpec
 from mosaic.format.tensors import QUANTIZABLE, Part, Piece, Role, TensorSpec
 
@@ -134,7 +134,7 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe, nonfinite: NonFinite = Non
     config_file = checkpoint.folder / layout.CONFIG_FILE
     architecture = architectures.find(checkpoint.config, config_file)
     spec = architecture.parse(checkpoint.config, config_file)
-    _check_quantization_config(checkpoint)
+    check_quantization_config(checkpoint)
     contract = architecture.tensors(spec, checkpoint.config, checkpoint.tensors.keys())
     sources = match(checkpoint, contract)
     treatments = {tensor.key: recipe.treatment(tensor) for tensor in contract}
@@ -232,22 +232,6 @@ def _check_experts(checkpoint: Checkpoint, group: list[Planned]) -> None:
             expected="one dtype for all experts of a layer: engines load them as one stack",
             remedy="use a recipe that treats routed_experts as e4m3 or bf16",
         )
-
-
-def _check_quantization_config(checkpoint: Checkpoint) -> None:
-    """An already quantised source must be block FP8 with our block size; anything else would be misread."""
-    quantization = checkpoint.config.get("quantization_config")
-    if quantization is None or is_block_fp8(checkpoint.config):
-        return
-    expected = {"quant_method": "fp8", "weight_block_size": [e4m3.BLOCK, e4m3.BLOCK], "fmt": "e4m3"}
-    found = quantization if isinstance(quantization, dict) else {}
-    raise InputError(
-        "the checkpoint is quantised in a way Mosaic does not read",
-        file=checkpoint.folder / layout.CONFIG_FILE,
-        found={key: found.get(key) for key in expected},
-        expected=expected,
-        remedy="use the BF16 checkpoint or the official block-FP8 release",
-    )
 
 
 def _check_drops(recipe: Recipe, contract: list[TensorSpec], kept: list[TensorSpec]) -> None:

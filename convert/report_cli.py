@@ -4,19 +4,21 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from tqdm import tqdm
 
-from mosaic.convert import report, report_tables
+from mosaic.convert import report, report_evaluation, report_tables
 from mosaic.convert.against import disagreements, measure
 from mosaic.convert.compare import Model, open_model
 from mosaic.convert.comparison import compare, text
 from mosaic.convert.quantize import check_kernels
 from mosaic.format.catalog import CATALOG_FILE, read_catalog
 from mosaic.format.errors import EXIT_CHECK_FAILED, InputError, run_program
+from mosaic.format.evaluation import Evaluation, read_evaluations
 from mosaic.format.jsonfile import write_durably
 from mosaic.format.layout import CONFIG_FILE
 from mosaic.format.source import Checkpoint
@@ -46,6 +48,8 @@ def command(
 ) -> None:
     """Show the quantization error of a model directory: by class, by layer, the worst tensors; and as report.html.
 
+    What mosaic-eval kept of the model on texts is shown with it.
+
     mosaic-report OUT shows what mosaic-convert recorded. With --against the numbers are computed anew from both
     directories, for any checkpoint that Mosaic knows (an official FP8 release, say), and held against what was
     recorded. mosaic-report OUT OTHER tells which tensors have the same bytes and how far apart the others are.
@@ -71,14 +75,16 @@ def command(
         _compare(out, other, workers, as_json)
         return
     recorded = _recorded(out, against is None)
+    evaluations = _evaluations(out)
     value = _measured(out, against, workers) if against else recorded
     assert value is not None
     wrong = list(disagreements(recorded, value)) if recorded and against else []
     if as_json:
-        print(json.dumps(value))
+        print(json.dumps(_joined(value, evaluations)))
     else:
         tables = [report_tables.by_class(value["summary"]), report_tables.by_layer(value)]
-        print("\n\n".join([*tables, report_tables.worst(value, WORST)]))
+        tables.append(report_tables.worst(value, WORST))
+        print("\n\n".join(tables + [report_evaluation.table(evaluations)] * bool(evaluations)))
     if names := value.get("unmeasured"):
         shown = ", ".join(report_tables.printable(name) for name in names[:3])
         print(f"note: {len(names)} tensors are not in {against} and were not measured: {shown}", file=sys.stderr)
@@ -86,7 +92,7 @@ def command(
         print(f"{out / report.REPORT_FILE} is not the report of these bytes:", file=sys.stderr)
         print("\n".join(wrong[:MOST] + [f"and {len(wrong) - MOST} more"] * (len(wrong) > MOST)), file=sys.stderr)
         sys.exit(EXIT_CHECK_FAILED)
-    _write(value, out, into)
+    _write(value, evaluations, out, into)
     if recorded and against:
         print(f"measured anew: agrees with {out / report.REPORT_FILE}", file=sys.stderr)
 
@@ -109,7 +115,17 @@ def _measured(out: Path, checkpoint: Path, workers: int) -> dict[str, Any]:
             return measure(source, stored, workers, bar.update)
 
 
-def _write(value: dict[str, Any], out: Path, into: Path | None) -> None:
+def _evaluations(out: Path) -> tuple[Evaluation, ...]:
+    """What mosaic-eval kept of OUT; nothing of a directory that is not ours."""
+    return read_evaluations(out, read_catalog(out).plan_digest) if (out / CATALOG_FILE).is_file() else ()
+
+
+def _joined(value: dict[str, Any], evaluations: tuple[Evaluation, ...]) -> dict[str, Any]:
+    """The report with the evaluations, if there are any."""
+    return value | ({"evaluations": [asdict(evaluation) for evaluation in evaluations]} if evaluations else {})
+
+
+def _write(value: dict[str, Any], evaluations: tuple[Evaluation, ...], out: Path, into: Path | None) -> None:
     """report.html, and elsewhere than in OUT report.json too; nothing into a directory that is not ours."""
     folder = into or (out if (out / CATALOG_FILE).is_file() else None)
     if folder is None:
@@ -121,8 +137,8 @@ def _write(value: dict[str, Any], out: Path, into: Path | None) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if into:
-            write_durably(folder / report.REPORT_FILE, report.to_bytes(value))
-        write_durably(page, render(value, title=out.resolve().name).encode())
+            write_durably(folder / report.REPORT_FILE, report.to_bytes(_joined(value, evaluations)))
+        write_durably(page, render(value, out.resolve().name, evaluations).encode())
     except OSError as error:
         raise InputError(
             "cannot write the report",

@@ -5,6 +5,7 @@ wording from `report_tables`, pictures from `report_layer_plots` and `report_cla
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from mosaic.convert import report_tables
+from mosaic.convert import report_evaluation, report_tables
 from mosaic.convert.report_rows import Entry, Survey
 from mosaic.convert.sums import decibels
+from mosaic.format.evaluation import Evaluation
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 WORST = 20
 
 
-def render(report: dict[str, Any], title: str) -> str:
-    """The page for a parsed report.json; `title` is what the model is called."""
+def render(report: dict[str, Any], title: str, evaluations: Sequence[Evaluation] = ()) -> str:
+    """The page for a parsed report.json and what mosaic-eval found; `title` is what the model is called."""
     environment = jinja2.Environment(
         autoescape=True, finalize=visible, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -50,6 +52,7 @@ def render(report: dict[str, Any], title: str) -> str:
         layers=report_tables.by_layer_cells(survey, report_tables.NAMES),
         worst=report_tables.worst_cells(report, WORST),
         gains=gain_cells(survey),
+        evaluations=report_evaluation.cells(evaluations) if evaluations else [],
         pictures=pictures(survey),
     )
 

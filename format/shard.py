@@ -7,6 +7,7 @@ length, offset, dtype and shape. Writing is `shard_writer`'s.
 import json
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -60,6 +61,20 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
             "cannot read a safetensors file", file=file, found=error.strerror, remedy="check the path and its rights"
         ) from error
     return _check(file, _parse_header(file, raw), 8 + length, size)
+
+
+def runs(infos: Iterable[TensorInfo]) -> Iterator[tuple[Path, int, int]]:
+    """Where tensors lie: (file, first byte, end) for those that follow each other without a gap."""
+    run: tuple[Path, int, int] | None = None
+    for info in sorted(infos, key=lambda info: (info.file, info.offset)):
+        if run and run[0] == info.file and info.offset <= run[2]:
+            run = run[0], run[1], max(run[2], info.offset + info.nbytes)
+            continue
+        if run:
+            yield run
+        run = info.file, info.offset, info.offset + info.nbytes
+    if run:
+        yield run
 
 
 def _parse_header(file: Path, raw: bytes) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mosaic.format import direct
 from mosaic.format.e4m3 import BFLOAT16, BLOCK
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
-from mosaic.format.layout import CONFIG_FILE, INDEX_FILE
+from mosaic.format.layout import CONFIG_FILE, INDEX_FILE, WIDTH
 from mosaic.format.shard import TensorInfo, read_header
 from mosaic.format.tensors import Piece, scale_name
 
@@ -90,13 +90,8 @@ class Checkpoint:
         In `memory` if it is given: good until something else is read there.
         """
         info = self.tensors[piece.name]
-        shape, first, dtype = info.shape, info.offset, NUMPY[info.dtype]
-        if piece.index is not None:
-            shape = shape[1:]
-            first += piece.index * prod(shape) * dtype.itemsize
-        for begin, end in (span for span in (piece.rows, rows) if span):
-            first += begin * prod(shape[1:]) * dtype.itemsize
-            shape = (end - begin, *shape[1:])
+        dtype = NUMPY[info.dtype]
+        first, shape = locate(info, piece, rows)
         nbytes = prod(shape) * dtype.itemsize
         place = memory.take(direct.spanned(first, first + nbytes)) if memory else None
         data = self._read(info.file, first, nbytes, place)
@@ -202,6 +197,18 @@ class Checkpoint:
         return dict(entries)
 
 
+def locate(info: TensorInfo, piece: Piece, rows: Rows | None = None) -> tuple[int, tuple[int, ...]]:
+    """Where a piece of a tensor (or some of the piece's rows) begins in its file, and its shape; it has no gaps."""
+    shape, first, width = info.shape, info.offset, WIDTH[info.dtype]
+    if piece.index is not None:
+        shape = shape[1:]
+        first += piece.index * prod(shape) * width
+    for begin, end in (span for span in (piece.rows, rows) if span):
+        first += begin * prod(shape[1:]) * width
+        shape = (end - begin, *shape[1:])
+    return first, shape
+
+
 def is_block_fp8(config: dict[str, Any]) -> bool:
     """Whether a config.json says that its weights are E4M3 with a scale for every block of our size."""
     quantization = config.get("quantization_config")
@@ -210,6 +217,22 @@ def is_block_fp8(config: dict[str, Any]) -> bool:
         and quantization.get("quant_method") == "fp8"
         and quantization.get("weight_block_size") == [BLOCK, BLOCK]
         and quantization.get("fmt", "e4m3") == "e4m3"
+    )
+
+
+def check_quantization_config(checkpoint: Checkpoint) -> None:
+    """An already quantised source must be block FP8 with our block size: InputError, since else it would be misread."""
+    quantization = checkpoint.config.get("quantization_config")
+    if quantization is None or is_block_fp8(checkpoint.config):
+        return
+    expected = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"}
+    found = quantization if isinstance(quantization, dict) else {}
+    raise InputError(
+        "the checkpoint is quantised in a way Mosaic does not read",
+        file=checkpoint.folder / CONFIG_FILE,
+        found={key: found.get(key) for key in expected},
+        expected=expected,
+        remedy="use the BF16 checkpoint or the official block-FP8 release",
     )
 
 

@@ -14,15 +14,15 @@ from mosaic.runtime.layers.gated_delta import GatedDeltaNet
 from mosaic.runtime.layers.linear import Linear
 from mosaic.runtime.layers.norm import RmsNorm
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.state import DeltaState, KVCache, KVFormat, KVPool, SequenceState
-from mosaic.runtime.weights import Weights
+from mosaic.runtime.state import DeltaState, KVCache, KVFormat, KVPool, SequenceState, new_layer_state
+from mosaic.runtime.weights import ModelWeights, Weights
 
 
 class DecoderLayer:
     """x + mixer(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, ops: Ops, weights: Weights, experts: ExpertStore, number: int) -> None:
-        spec = weights.catalog.spec
+    def __init__(self, ops: Ops, weights: ModelWeights, experts: ExpertStore, number: int) -> None:
+        spec = weights.spec
         kinds, key = spec.layers[number], f"layers.{number}"
 
         def norm(name: str) -> RmsNorm:
@@ -59,13 +59,15 @@ class DecoderLayer:
 
 
 class HybridModel:
-    """A whole model. Routed experts come from `experts`, by default from where the weights are mapped."""
+    """A whole model. Routed experts come from `experts`, or from where the weights are mapped."""
 
     def __init__(
-        self, weights: Weights, ops: Ops, kv: KVFormat = KVFormat.BF16, experts: ExpertStore | None = None
+        self, weights: ModelWeights, ops: Ops, kv: KVFormat = KVFormat.BF16, experts: ExpertStore | None = None
     ) -> None:
-        spec = self.spec = weights.catalog.spec
-        experts = experts or MappedExperts(weights)
+        spec = self.spec = weights.spec
+        if experts is None:
+            assert isinstance(weights, Weights)
+            experts = MappedExperts(weights)
         self._ops = ops
         self._rows = weights.rows("embedding")
         self._layers = [DecoderLayer(ops, weights, experts, number) for number in range(len(spec.layers))]
@@ -82,10 +84,25 @@ class HybridModel:
         """An empty sequence."""
         return SequenceState(self.spec, self._pool)
 
+    def new_layer_state(self, number: int) -> KVCache | DeltaState:
+        """What one layer remembers of an empty sequence."""
+        return new_layer_state(self.spec, number, self._pool)
+
+    @torch.inference_mode()
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """What the first layer is given: [T, H]."""
+        return self._ops.embed(self._rows(ids))
+
+    @torch.inference_mode()
+    def advance(self, number: int, x: Tensor, state: KVCache | DeltaState) -> Tensor:
+        """One layer alone: what it makes of x [T, H]; the same bits as in `hidden`."""
+        x, addend = self._layers[number](x, None, state)
+        return x + addend
+
     @torch.inference_mode()
     def hidden(self, ids: Sequence[int], state: SequenceState) -> Tensor:
         """Final hidden states [T, H] of T further tokens; advances the sequence."""
-        x, addend = self._ops.embed(self._rows(ids)), None
+        x, addend = self.embed(ids), None
         for layer, layer_state in zip(self._layers, state.layers, strict=True):
             x, addend = layer(x, addend, layer_state)
         state.length += len(ids)

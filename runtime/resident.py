@@ -50,6 +50,11 @@ def read_tensors(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
     return tensors
 
 
+def rows_of(table: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Rows [T, K] of a matrix by their numbers."""
+    return table[torch.tensor(numbers, dtype=torch.long)]
+
+
 class FileRows:
     """Rows of a matrix, each read from the file when it is asked for."""
 

@@ -177,6 +177,14 @@ class DeltaState:
         self.recurrent = torch.zeros(spec.num_value_heads, spec.key_head_dim, spec.value_head_dim)
 
 
+def new_layer_state(spec: ModelSpec, number: int, pool: KVPool) -> KVCache | DeltaState:
+    """What layer `number` remembers of an empty sequence."""
+    if spec.layers[number].mixer is Mixer.FULL_ATTENTION:
+        return KVCache(pool)
+    assert spec.gated_delta is not None
+    return DeltaState(spec.gated_delta)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A sequence at an earlier moment. Good for going back only: later tokens must have been added to the same one."""
@@ -190,13 +198,7 @@ class SequenceState:
 
     def __init__(self, spec: ModelSpec, pool: KVPool) -> None:
         self.length = 0
-        self.layers: list[KVCache | DeltaState] = []
-        for layer in spec.layers:
-            if layer.mixer is Mixer.FULL_ATTENTION:
-                self.layers.append(KVCache(pool))
-            else:
-                assert spec.gated_delta is not None
-                self.layers.append(DeltaState(spec.gated_delta))
+        self.layers = [new_layer_state(spec, number, pool) for number in range(len(spec.layers))]
 
     def snapshot(self) -> Snapshot:
         """The state as it is now, copied: operations may change it in place."""

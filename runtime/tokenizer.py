@@ -54,6 +54,11 @@ class Tokenizer:
                 "the text is not UTF-8", found=ascii(text)[:60], expected="UTF-8", remedy="convert the text first"
             ) from error
 
+    def same_vocabulary(self, other: "Tokenizer") -> bool:
+        """Whether every token id stands for the same in both."""
+        one, two = (library.get_vocab(with_added_tokens=True) for library in (self._library, other._library))
+        return bool(one == two)
+
     def token_bytes(self, number: int) -> bytes:
         """The bytes a token stands for; special tokens stand for nothing."""
         if number in self._special:

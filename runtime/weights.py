@@ -1,11 +1,11 @@
 """The weights of a model directory, mapped and not copied: tensors are views over the shards' pages."""
 
-import contextlib
-import mmap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,15 +14,15 @@ from mosaic.format import architectures, e4m3, index, layout
 from mosaic.format.catalog import Catalog, read_catalog
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
-from mosaic.format.shard import TensorInfo, read_header
+from mosaic.format.shard import TensorInfo, read_header, runs
+from mosaic.format.spec import ModelSpec
 from mosaic.format.tensors import Part, Role, TensorSpec
 from mosaic.runtime.machine import free_memory
-from mosaic.runtime.resident import TORCH, FileRows, read_tensors, tensor_at
+from mosaic.runtime.mapped_shard import MappedShard
+from mosaic.runtime.resident import TORCH, FileRows, read_tensors, rows_of, tensor_at
 
 # Views are read-only because their pages are; torch has no word for that and warns once.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
-
-MADV_POPULATE_READ = 22  # of Linux; the mmap module has no name for it
 
 
 @dataclass(frozen=True)
@@ -60,33 +60,31 @@ class Expert:
         return self.gate.nbytes + self.up.nbytes + self.down.nbytes
 
 
-class MappedShard:
-    """One shard in the address space, read-only. Pages are read when touched."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        with file.open("rb") as stream:
-            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+class ModelWeights(Protocol):
+    """What a model is built from: its tensors by their keys (`mosaic.format.tensors`)."""
 
     @property
-    def buffer(self) -> mmap.mmap:
-        """Its bytes. Nothing may write to them."""
-        return self._map
+    def spec(self) -> ModelSpec:
+        """The model."""
 
-    def populate(self) -> None:
-        """Read all pages now: one that a kernel touches first stops it for longer than its bytes take.
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Those of its tensors, sorted, by their safetensors names."""
 
-        In huge pages where the file system has them, since small ones cost a third of the memory's speed; what is
-        cached in small ones stays so.
-        """
-        for advice in (mmap.MADV_HUGEPAGE, MADV_POPULATE_READ):
-            with contextlib.suppress(OSError):  # Linux without huge pages, or before 5.14
-                self._map.madvise(advice)
+    def tensor(self, key: str) -> Tensor:
+        """An unquantised tensor."""
 
-    def will_need(self, offset: int, nbytes: int) -> None:
-        """Begin to read some bytes; does not wait for them."""
-        first = offset - offset % mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_WILLNEED, first, offset + nbytes - first)
+    def matrix(self, key: str) -> Weight:
+        """A matrix, quantised or not."""
+
+    def rows(self, key: str) -> Callable[[Sequence[int]], Tensor]:
+        """Rows [T, K] of an unquantised matrix [N, K] by their numbers."""
+
+    def read_ahead(self, prefix: str) -> None:
+        """Read all tensors whose keys begin so into memory, as far as there is room."""
+
+    def release(self, prefix: str) -> None:
+        """Let go of their memory; used again, they are read again."""
 
 
 class Weights:
@@ -149,6 +147,16 @@ class Weights:
         )
 
     @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return self.catalog.spec
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """See ModelWeights."""
+        return tuple(sorted({info.dtype for info in self._infos.values()}))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all shards."""
         return sum(record.nbytes for name, record in self.catalog.files.items() if name in self.shards)
@@ -158,12 +166,12 @@ class Weights:
         return self._view(self._contract[key].name)
 
     def rows(self, key: str) -> Callable[[Sequence[int]], Tensor]:
-        """Rows [T, K] of an unquantised matrix [N, K] by their numbers."""
+        """See ModelWeights."""
         name = self._contract[key].name
         if self._resident and name not in self._resident:
             return FileRows(self._infos[name])
         table = self._view(name)
-        return lambda numbers: table[torch.tensor(numbers, dtype=torch.long)]
+        return partial(rows_of, table)
 
     def matrix(self, key: str) -> Weight:
         """A matrix, quantised or not."""
@@ -171,6 +179,21 @@ class Weights:
         if spec.scale_name in self._infos:
             return E4M3Matrix(self._view(spec.name), self._view(spec.scale_name))
         return self._view(spec.name)
+
+    def read_ahead(self, prefix: str) -> None:
+        """See ModelWeights."""
+        for file, first, end in self._runs(prefix):
+            self.shards[file.name].populate(first, end)
+
+    def release(self, prefix: str) -> None:
+        """See ModelWeights."""
+        for file, first, end in self._runs(prefix):
+            self.shards[file.name].release(first, end)
+
+    def _runs(self, prefix: str) -> Iterator[tuple[Path, int, int]]:
+        specs = [spec for key, spec in self._contract.items() if key.startswith(prefix)]
+        names = [name for spec in specs for name in (spec.name, spec.scale_name)]
+        return runs(self._infos[name] for name in names if name in self._infos)
 
     def expert_place(self, layer: int, expert: int) -> tuple[bytes | int, ...]:
         """What the expert index should say of one expert, by the shard headers (see `format.index.ROW`)."""

@@ -118,7 +118,7 @@ def test_converter_loads_no_torch(module):
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
 
 
-@pytest.mark.parametrize("program", ["mosaic-convert", "mosaic-verify", "mosaic-run", "mosaic-bench"])
+@pytest.mark.parametrize("program", ["mosaic-convert", "mosaic-verify", "mosaic-run", "mosaic-bench", "mosaic-eval"])
 def test_help_is_quick_and_loads_no_torch(program):
     # torch alone takes more than a second to import here, so time is the symptom and the module list the proof.
     script = Path(sys.executable).with_name(program)

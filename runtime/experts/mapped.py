@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.experts.store import PresentExperts
 from mosaic.runtime.weights import Expert, Weights
 
 
-class MappedExperts:
+class MappedExperts(PresentExperts):
     """See `ExpertStore`. All experts are there, if perhaps on the disk.
 
     Where the shards were not read at the start, the spans of a layer's experts are asked for before the first is used:
@@ -21,9 +19,6 @@ class MappedExperts:
         self._places = places or ExpertPlaces(weights)
         self._views: dict[tuple[int, int], Expert] = {}  # of those that were asked for
 
-    def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
-        """See ExpertStore. Nothing to decide."""
-
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """See ExpertStore."""
         for expert in experts:
@@ -34,14 +29,14 @@ class MappedExperts:
         """See ExpertStore. One group."""
         if not self._weights.populated:
             self.expect(layer, experts)
-        yield {expert: self.expert(layer, expert) for expert in experts}
+        yield from super().arriving(layer, experts, tokens)
 
     def nbytes(self, layer: int, expert: int) -> int:
         """See ExpertStore."""
         return self._places[layer, expert].nbytes
 
     def expert(self, layer: int, expert: int) -> Expert:
-        """The matrices of one expert."""
+        """See PresentExperts."""
         if (layer, expert) not in self._views:
             place = self._places[layer, expert]
             buffer = self._weights.shards[place.shard].buffer

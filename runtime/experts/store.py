@@ -1,4 +1,4 @@
-"""What a layer asks for its routed experts, whichever store has them: `mapped` (mapped.py) or `slots` (arena.py)."""
+"""What a layer asks for its routed experts, whichever store has them: mapped.py, cached.py, source_weights.py."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -26,6 +26,28 @@ class ExpertStore(Protocol):
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """These experts of a layer may be asked for soon."""
+
+
+class PresentExperts:
+    """Base of the stores that have every expert at hand: all of them in one group."""
+
+    def expert(self, layer: int, expert: int) -> Expert:
+        """The matrices of one expert."""
+        raise NotImplementedError
+
+    def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
+        """See ExpertStore. Nothing to decide."""
+
+    def expect(self, layer: int, experts: Sequence[int]) -> None:
+        """See ExpertStore. Nothing to read."""
+
+    def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
+        """See ExpertStore."""
+        yield {expert: self.expert(layer, expert) for expert in experts}
+
+    def nbytes(self, layer: int, expert: int) -> int:
+        """See ExpertStore."""
+        return self.expert(layer, expert).nbytes
 
 
 class LayerExperts:

@@ -8,13 +8,13 @@ from mosaic.runtime.layers.linear import Linear
 from mosaic.runtime.layers.norm import RmsNorm
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.state import KVCache
-from mosaic.runtime.weights import Weights
+from mosaic.runtime.weights import ModelWeights
 
 
 class Attention:
     """One attention mixer. Attends to what the cache holds, not to what was put in."""
 
-    def __init__(self, ops: Ops, spec: ModelSpec, weights: Weights, key: str) -> None:
+    def __init__(self, ops: Ops, spec: ModelSpec, weights: ModelWeights, key: str) -> None:
         self._ops = ops
         self._spec = spec.attention
         self._inputs = [weights.matrix(f"{key}.{name}") for name in ("query", "key", "value")]

@@ -5,13 +5,13 @@ from torch import Tensor
 from mosaic.format.spec import ModelSpec
 from mosaic.runtime.experts.store import ExpertStore, LayerExperts
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.weights import Expert, Weights
+from mosaic.runtime.weights import Expert, ModelWeights
 
 
 class Dense:
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, ops: Ops, weights: Weights, key: str) -> None:
+    def __init__(self, ops: Ops, weights: ModelWeights, key: str) -> None:
         self._ops = ops
         self._matrices = Expert(*(weights.matrix(f"{key}.{name}") for name in ("gate", "up", "down")))
 
@@ -28,7 +28,9 @@ class Dense:
 class MixtureOfExperts:
     """Routed experts, and a shared one that every token uses: the sum of their outputs by the weights of the router."""
 
-    def __init__(self, ops: Ops, spec: ModelSpec, weights: Weights, experts: ExpertStore, layer: int, key: str) -> None:
+    def __init__(
+        self, ops: Ops, spec: ModelSpec, weights: ModelWeights, experts: ExpertStore, layer: int, key: str
+    ) -> None:
         self._ops = ops
         self._spec = spec.moe
         self._layer = layer

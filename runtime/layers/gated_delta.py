@@ -7,13 +7,13 @@ from mosaic.format.spec import GatedDeltaSpec, ModelSpec
 from mosaic.runtime.layers.linear import Linear
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights, Ops
 from mosaic.runtime.state import DeltaState
-from mosaic.runtime.weights import Weights
+from mosaic.runtime.weights import ModelWeights
 
 
 class GatedDeltaNet:
     """One linear-attention mixer."""
 
-    def __init__(self, ops: Ops, spec: ModelSpec, weights: Weights, key: str) -> None:
+    def __init__(self, ops: Ops, spec: ModelSpec, weights: ModelWeights, key: str) -> None:
         assert spec.gated_delta is not None
         self._ops = ops
         self._spec = spec.gated_delta

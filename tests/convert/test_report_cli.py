@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,11 @@ from mosaic.convert.pipeline import convert
 from mosaic.convert.plan import make_plan
 from mosaic.convert.quantize import NonFinite
 from mosaic.convert.recipe import ScaleRule, load_recipe
+from mosaic.format.catalog import read_catalog
 from mosaic.format.errors import InputError
+from mosaic.format.evaluation import EVALUATION_FILE, add_evaluation
 from mosaic.format.source import Checkpoint
+from support.evaluations import ALONE, COMPARED
 from support.faults import set_element
 from support.fp8 import read_checkpoint, unfuse, write_official_fp8
 from support.models import convert_folder, dequantised, read_tensors
@@ -162,6 +166,48 @@ class TestRecorded:
         if content is not None:
             (out / "report.json").write_text(content)
         assert shown in run(out, code=2).stderr
+
+
+class TestEvaluations:
+    """What mosaic-eval kept beside the model."""
+
+    @pytest.fixture
+    def out(self, models, tmp_path):
+        out = Path(shutil.copytree(models / "out", tmp_path / "out"))
+        for evaluation in (ALONE, COMPARED):
+            add_evaluation(out, read_catalog(out).plan_digest, evaluation)
+        return out
+
+    def test_are_shown_with_the_report(self, out):
+        name = "<script>\x1b[2J\udc80\u202e"
+        add_evaluation(out, read_catalog(out).plan_digest, replace(ALONE, text=name, kv=name))
+        shown, page = run(out).stdout, (out / "report.html").read_text()
+        for found in ("austen.txt", "40.25 +- 0.5", "cpu f32, kv bf16", "checkpoint, BF16 F32", "+1.250% +- 0.100%"):
+            assert found in shown
+        for found in ("<h2>On texts</h2>", "austen.txt", "40.25 +- 0.5", "0.0375", "96.88%", "and evaluation.json"):
+            assert found in page
+        assert "<script" not in page
+        assert not set(shown + page) & set("\x1b\udc80\u202e")
+
+    def test_join_the_json(self, out, models, tmp_path):
+        recorded = json.loads((models / "out" / "report.json").read_text())
+        value = json.loads(run(out, "--json", "--into", tmp_path / "new").stdout)
+        assert value.pop("evaluations") == json.loads((out / EVALUATION_FILE).read_text())["evaluations"]
+        assert value == recorded
+        assert report.read(tmp_path / "new" / "report.json")["evaluations"][0]["text"] == "austen.txt"
+        assert (out / "report.json").read_bytes() == (models / "out" / "report.json").read_bytes()
+
+    def test_are_no_part_of_the_model(self, out, models):
+        assert subprocess.run([PROGRAM.with_name("mosaic-verify"), out], capture_output=True).returncode == 0
+        convert_folder(models / "bf16", out)  # complete: nothing to do
+        assert (out / EVALUATION_FILE).exists()
+        convert_folder(models / "bf16", out, "experts-only", overwrite=True)
+        assert not (out / EVALUATION_FILE).exists()  # it told of the other recipe
+
+    def test_a_file_that_is_none_is_refused(self, models, tmp_path):
+        out = Path(shutil.copytree(models / "out", tmp_path / "out"))
+        (out / EVALUATION_FILE).write_text('{"version": 1}')
+        assert "not sound evaluations" in run(out, code=2).stderr
 
 
 class TestMeasuredAnew:
