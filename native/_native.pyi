@@ -50,6 +50,15 @@ def e4m3_quantize(
     nothing, and nothing is added.
     """
 
+def guard_mapping(mapping: _Codes, message: str) -> None:
+    """From now on a SIGBUS within these bytes prints the message on standard error and ends the process with code 2.
+
+    So it ends when a mapped file became shorter. Other SIGBUS do what they did before.
+    """
+
+def release_mapping(mapping: _Codes) -> None:
+    """The mapping is about to go."""
+
 def threads() -> int:
     """How many threads kernels run on."""
 

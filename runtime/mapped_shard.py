@@ -2,7 +2,13 @@
 
 import contextlib
 import mmap
+import weakref
 from pathlib import Path
+
+import numpy as np
+
+from mosaic import _native
+from mosaic.format.errors import InputError
 
 MADV_POPULATE_READ = 22  # of Linux; the mmap module has no name for it
 
@@ -14,6 +20,20 @@ class MappedShard:
         self.file = file
         with file.open("rb") as stream:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        self._guard()
+
+    def _guard(self) -> None:
+        """If the file becomes shorter, the system can only send a signal: have it tell why."""
+        error = InputError(
+            "a mapped file became shorter while it was in use, or the disk cannot read it",
+            file=self.file,
+            found=f"less than {len(self._map):,} bytes",
+            expected="nothing that writes to it",
+            remedy="check the disk (dmesg); copy the model directory again, or convert the checkpoint again",
+        )
+        view = np.frombuffer(self._map, np.uint8)
+        _native.guard_mapping(view, f"error: {error}\n")
+        weakref.finalize(self, _native.release_mapping, view)
 
     @property
     def buffer(self) -> mmap.mmap:

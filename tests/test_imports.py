@@ -16,7 +16,10 @@ SOURCES = {
     path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
     for path in (*(file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))), ROOT / RECIPES[0])
 }
-NATIVE_USERS = {"runtime/machine.py", "runtime/ops/cpu.py", "runtime/experts/arena.py", "convert/quantize.py"}
+NATIVE_USERS = {
+    *(f"runtime/{name}.py" for name in ("machine", "mapped_shard", "ops/cpu", "experts/arena")),
+    "convert/quantize.py",
+}
 DECISIONS = {f"runtime/experts/{name}.py" for name in ("slots", "tracker", "placement", "trace", "replay", "profile")}
 #: Pieces of Hugging Face tensor names. `_scale_inv` has one more owner, the contract.
 TENSOR_NAMES = re.compile(

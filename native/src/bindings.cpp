@@ -4,6 +4,7 @@
 
 #include "buffers.h"
 #include "dispatch.h"
+#include "guard.h"
 
 namespace py = pybind11;
 
@@ -87,6 +88,13 @@ py::object e4m3_quantize(const py::buffer& weights, const py::buffer& codes, con
     return quantize<float>(weights, codes, scales, counts, exponents, limit, candidates, step, kernels.quantize_f32);
 }
 
+void guard(const py::buffer& mapping, const std::string& message) {
+    const Buffer<const std::uint8_t> bytes("mapping", mapping);
+    guard_mapping(bytes.data(), bytes.count(), message);
+}
+
+void release(const py::buffer& mapping) { release_mapping(Buffer<const std::uint8_t>("mapping", mapping).data()); }
+
 py::tuple isa_names() {
     py::list names;
     for (const Isa& isa : supported_isas()) names.append(isa.name);
@@ -118,6 +126,9 @@ PYBIND11_MODULE(_native, module) {
                "sum of squared errors, largest error, "
                "weights that became 0, sum of squared errors by rule amax, least scale, largest scale), or None if a "
                "magnitude is above `limit` or not a number.");
+    module.def("guard_mapping", mosaic::guard, arg("mapping"), arg("message"),
+               "A SIGBUS within these bytes prints the message on standard error and ends the process with exit code 2.");
+    module.def("release_mapping", mosaic::release, arg("mapping"), "The mapping is about to go.");
     mosaic::bind_matrix(module);
     mosaic::bind_measure(module);
     mosaic::bind_reader(module);
