@@ -1,5 +1,6 @@
 """The decoder: embedding, hybrid layers, head, built from a ModelSpec. Knows no family by name."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,7 @@ class DecoderLayer:
     def __init__(self, ops: Ops, weights: ModelWeights, experts: ExpertStore, number: int) -> None:
         spec = weights.spec
         kinds, key = spec.layers[number], f"layers.{number}"
+        self.following: DecoderLayer | None = None  # whose choices are to be foretold
 
         def norm(name: str) -> RmsNorm:
             return RmsNorm(ops, weights.tensor(f"{key}.{name}"), spec.rms_norm_eps, spec.norm_offset)
@@ -55,14 +57,30 @@ class DecoderLayer:
             assert isinstance(state, DeltaState)
             mixed = self._mixer(normed, state)
         x, normed = self._post_norm.added(x, mixed)
+        if self.following and x.shape[0] == 1:
+            self.following.foretell(x)
         return x, self._feed_forward(normed)
+
+    def foretell(self, x: Tensor) -> None:
+        """Tell which experts would be chosen if x [1, H], the state in the layer before, went into the router here."""
+        if isinstance(self._feed_forward, MixtureOfExperts):
+            self._feed_forward.foretell(self._post_norm(x))
 
 
 class HybridModel:
-    """A whole model. Routed experts come from `experts`, or from where the weights are mapped."""
+    """A whole model. Routed experts come from `experts`, or from where the weights are mapped.
+
+    `foretell`: in decoding, tell the store what each layer's router would choose a layer too early. Changes no result.
+    """
 
     def __init__(
-        self, weights: ModelWeights, ops: Ops, kv: KVFormat = KVFormat.BF16, experts: ExpertStore | None = None
+        self,
+        weights: ModelWeights,
+        ops: Ops,
+        kv: KVFormat = KVFormat.BF16,
+        experts: ExpertStore | None = None,
+        *,
+        foretell: bool = False,
     ) -> None:
         spec = self.spec = weights.spec
         if experts is None:
@@ -71,6 +89,9 @@ class HybridModel:
         self._ops = ops
         self._rows = weights.rows("embedding")
         self._layers = [DecoderLayer(ops, weights, experts, number) for number in range(len(spec.layers))]
+        if foretell:
+            for layer, following in itertools.pairwise(self._layers):
+                layer.following = following
         self._norm = RmsNorm(ops, weights.tensor("final_norm"), spec.rms_norm_eps, spec.norm_offset)
         self._head = Linear(ops, weights.matrix("embedding" if spec.tie_embeddings else "head"))
         self._pool = KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv)

@@ -31,6 +31,7 @@ class SourceWeights(PresentExperts):
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         with Checkpoint(folder) as checkpoint:
             check_quantization_config(checkpoint)
             config_file = folder / CONFIG_FILE

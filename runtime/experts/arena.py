@@ -4,16 +4,17 @@ Moves bytes. Which slot an expert gets, and which one goes for it, is `SlotPolic
 caller's. A slot is pinned from the beginning of its read until it is let go, and while someone holds it.
 """
 
+import weakref
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mosaic import _native
 from mosaic.format.direct import aligned, aligned_size
 from mosaic.format.errors import InputError
-from mosaic.format.index import crc32c
-from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.experts.places import ExpertPlaces, check_sum
 from mosaic.runtime.experts.scales import ResidentScales
 from mosaic.runtime.experts.shards import ShardFiles
 from mosaic.runtime.experts.slots import SlotPolicy
@@ -31,28 +32,41 @@ class Arena:
     """
 
     def __init__(self, places: ExpertPlaces, folder: Path, num_slots: int, *, check: bool = False) -> None:
-        self.policy = SlotPolicy(num_slots, places.layers, places.num_experts, places.top_k)
         self._places = places
+        self._num_slots = num_slots
         self._files = ShardFiles(folder)
         self._scales = ResidentScales(places, self._files)
         span = slot_nbytes(places)
-        self._memory = aligned(num_slots * span)[: num_slots * span].reshape(num_slots, span)
+        self._memory = _memory(num_slots * span).reshape(num_slots, span)
         self._multipliers = np.zeros((num_slots, self._scales.most), np.uint8)
         self._views: dict[tuple[int, tuple[str, str]], Expert] = {}  # of a slot, by kind of expert
         self._unchecked = set(places) if check else set()
-        self._reader = _native.Reader(DEPTH)
+        self._nbytes, self._seconds = 0, 0.0  # read by earlier readers
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.policy = SlotPolicy(self._num_slots, self._places.layers, self._places.num_experts, self._places.top_k)
         self._tickets: dict[Key, int] = {}
         self._keys: dict[int, Key] = {}  # by ticket
+        self._reader = _reader()
+        self.close = weakref.finalize(self, _close, self._reader, self._files)
+
+    def reset(self) -> None:
+        """Forget every expert and every read: for when nobody knows any more what is where."""
+        self.close.detach()
+        self._reader.close()  # no slot is written to from here on
+        self._nbytes, self._seconds = self.nbytes_read, self.read_seconds
+        self._begin_anew()
 
     @property
     def nbytes_read(self) -> int:
         """Bytes read so far."""
-        return self._reader.nbytes
+        return self._nbytes + self._reader.nbytes
 
     @property
     def read_seconds(self) -> float:
         """How long reads were on their way so far."""
-        return self._reader.busy_seconds
+        return self._seconds + self._reader.busy_seconds
 
     @property
     def idle(self) -> bool:
@@ -85,7 +99,10 @@ class Arena:
         return True
 
     def land(self, keys: Collection[Key], *, wait: bool) -> list[Key]:
-        """Those of the reads that are done, at least one if it waits. Their slots stay pinned until they are let go."""
+        """Those of the reads that are done, at least one if it waits. Their slots stay pinned until they are let go.
+
+        InputError if a read failed, or its file was written to meanwhile.
+        """
         tickets = [self._tickets[key] for key in keys]
         if not tickets:
             return []
@@ -96,9 +113,12 @@ class Arena:
             self.policy.forget(self.number(key))
             raise self._files.failed(self._places[key].shard, error) from error
         landed = [self._forget(ticket) for ticket in done]
-        for key in landed:
-            if key in self._unchecked:
-                self._check(key)
+        try:
+            self._check(landed)
+        except InputError:
+            for key in landed:
+                self.policy.forget(self.number(key))  # nobody must take them for good
+            raise
         return landed
 
     def cancel(self, key: Key) -> None:
@@ -128,37 +148,48 @@ class Arena:
             self._views[slot, place.kind] = self._places.expert_at(place, buffers[0], 0, buffers[1], 0)
         return self._views[slot, place.kind]
 
-    def check_file(self, key: Key) -> None:
-        """InputError if the shard of an expert, once read from, was written to."""
-        self._files.check(self._places[key].shard)
-
     def number(self, key: Key) -> int:
         """An expert as SlotPolicy knows it."""
         return key[0] * self._places.num_experts + key[1]
-
-    def close(self) -> None:
-        """End all reads and close the files."""
-        self._reader.close()
-        self._files.close()
 
     def _forget(self, ticket: int) -> Key:
         key = self._keys.pop(ticket)
         del self._tickets[key]
         return key
 
-    def _check(self, key: Key) -> None:
-        slot, place = self.policy.find(self.number(key)), self._places[key]
-        found = crc32c(self._scales[key].data, crc32c(self._memory[slot, : place.span_nbytes].data))
-        if found != place.crc32c:
-            self.policy.forget(self.number(key))
-            raise InputError(
-                f"expert {key[1]} of layer {key[0]} is damaged",
-                file=self._files.file(place.shard),
-                found=f"CRC32C {found:08x}",
-                expected=f"{place.crc32c:08x}, as in the expert index",
-                remedy="copy the model directory again, or convert the checkpoint again; mosaic-verify tells more",
-            )
-        self._unchecked.remove(key)
+    def _check(self, landed: list[Key]) -> None:
+        """InputError if what was read may not be what the model is made of."""
+        for shard in {self._places[key].shard for key in landed}:
+            self._files.check(shard)
+        for key in self._unchecked.intersection(landed):
+            slot, place = self.policy.find(self.number(key)), self._places[key]
+            span = self._memory[slot, : place.span_nbytes].data
+            check_sum(place, self._files.file(place.shard), span, self._scales[key].data)
+            self._unchecked.remove(key)
+
+
+def _memory(nbytes: int) -> NDArray[np.uint8]:
+    try:
+        return aligned(nbytes)[:nbytes]
+    except (OSError, MemoryError) as error:
+        remedy = "give less with --ram"
+        raise InputError(
+            "no memory for expert slots", found=error, expected=f"{nbytes:,} bytes", remedy=remedy
+        ) from error
+
+
+def _reader() -> _native.Reader:
+    try:
+        return _native.Reader(DEPTH)
+    except RuntimeError as error:
+        remedy = "raise the limit of processes (ulimit -u)"
+        raise InputError("no threads to read with", found=error, expected=f"{DEPTH} more", remedy=remedy) from error
+
+
+def _close(reader: _native.Reader, files: ShardFiles) -> None:
+    """End all reads, then close the files: another file might get the descriptor."""
+    reader.close()
+    files.close()
 
 
 def slot_nbytes(places: ExpertPlaces) -> int:

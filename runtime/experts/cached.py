@@ -3,100 +3,129 @@
 What is missing is read while the rest computes.
 """
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mosaic.format.errors import InputError
 from mosaic.runtime.experts.arena import Arena, Key
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.slots import HALF_LIFE
+from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.weights import Expert
 
 MOST_OF_A_LAYER = 0.5  # a prompt that uses so much of one layer will use as much of the next
-
-
-@dataclass
-class Traffic:
-    """What happened so far. Every expert of a layer call is a hit or a miss once, for however many tokens."""
-
-    hits: int = 0  # in memory
-    misses: int = 0
-    stall_seconds: float = 0.0  # waiting for the disk with nothing to compute
-    ahead: int = 0  # experts read before the router chose, and
-    ahead_used: int = 0  # of these, chosen
-    foretold: int = 0  # experts chosen where a choice had been foretold, and
-    foretold_right: int = 0  # of these, foretold
 
 
 class CachedExperts:
     """See `ExpertStore`."""
 
     def __init__(self, places: ExpertPlaces, arena: Arena) -> None:
-        self.traffic = Traffic()
+        self._traffic = Traffic()
         self._places = places
         self._arena = arena
         self._ahead: set[Key] = set()  # read ahead, and neither chosen nor given up yet
-        self._foretold: dict[int, set[int]] = {}  # by layer
+        self._foretold: dict[int, list[int]] = {}  # by layer
+        self._sound = True  # False while arena and policy may disagree
+        self._epoch = 0  # how often they did
+
+    @property
+    def traffic(self) -> Traffic:
+        """See ExpertStore."""
+        return replace(self._traffic, disk_bytes=self._arena.nbytes_read, disk_seconds=self._arena.read_seconds)
+
+    def warm(self, keys: Sequence[Key]) -> None:
+        """Read experts before anyone asks for them, the most valuable first, as many as there are slots for."""
+        self._enter()
+        for key in keys:
+            if not self._arena.begin(key):
+                break
+        while self._arena.flying:
+            self._let_land(self._arena.flying, wait=True)
+        self._sound = True
 
     def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
         """See ExpertStore. Of a prompt the last tokens count: a long one would outweigh every answer."""
+        self._enter()
         if layer == self._places.layers[0]:
             self._arena.policy.tick()
         for expert in chosen[-HALF_LIFE:].ravel().tolist():
             self._arena.policy.use(self._arena.number((layer, expert)))
+        self._sound = True
 
     def nbytes(self, layer: int, expert: int) -> int:
         """See ExpertStore."""
         return self._places[layer, expert].nbytes
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
-        """See ExpertStore. Read only as far as nothing else is to be read."""
-        self._foretold[layer] = set(experts)
-        for expert in experts:
-            if not self._arena.idle or not self._read_ahead((layer, expert), streaming=False):
-                break
+        """See ExpertStore. They are read when the experts of the layer that comes first are on their way."""
+        self._foretold[layer] = list(experts)
 
     def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertStore. Groups are what arrived while the group before was computed with."""
-        arena, keys = self._arena, [(layer, expert) for expert in experts]
-        arena.check_file(keys[0])
-        self._settle(keys)
-        held = [key for key in keys if arena.has(key)]
-        coming = [key for key in arena.flying if key in keys]
-        missing = [key for key in keys if key not in held and key not in coming]
-        self._count(keys, len(keys) - len(held))
+        self._enter()
+        epoch, held = self._epoch, list[Key]()
+        try:
+            yield from self._arriving([(layer, expert) for expert in experts], tokens, held)
+            if tokens > 1 and len(experts) > MOST_OF_A_LAYER * self._places.num_experts:
+                self._read_next_layer(layer)
+        except InputError:
+            self._give_up()
+            self._let_go(held)
+            self._sound = True
+            raise
+        except GeneratorExit:  # between two groups, where all is in order
+            if epoch == self._epoch:
+                self._let_go(held)
+                self._sound = True
+            raise
+        self._sound = True
+
+    def _arriving(self, keys: list[Key], tokens: int, held: list[Key]) -> Iterator[Mapping[int, Expert]]:
+        """The same; `held` are the experts of the last group, to be let go when the next is asked for."""
+        arena, wanted, layer = self._arena, set(keys), keys[0][0]
+        self._settle(layer, wanted)
+        held += [key for key in keys if arena.has(key)]
+        coming = [key for key in arena.flying if key in wanted]
+        missing = [key for key in keys if key not in {*held, *coming}]
+        self._count(layer, wanted, len(held))
         for key in held:
             arena.hold(key)
-        try:
-            self._begin(coming, tokens)
+        self._begin(coming, tokens)
+        missing = self._begin(missing, tokens)
+        self._read_foretold()
+        yield {key[1]: arena.expert(key) for key in held}
+        while True:
+            self._let_go(held)
             missing = self._begin(missing, tokens)
+            self._read_foretold()
+            coming = [key for key in arena.flying if key in wanted]
+            if not coming and not missing:
+                break
+            start = perf_counter()
+            if coming:
+                held += arena.land(coming, wait=True)
+            else:  # every slot is being read into for something else
+                assert arena.flying
+                self._let_land(arena.flying, wait=True)
+            self._traffic.stall_seconds += perf_counter() - start
             yield {key[1]: arena.expert(key) for key in held}
-            while True:
-                while held:
-                    arena.let_go(held.pop())
-                missing = self._begin(missing, tokens)
-                coming = [key for key in arena.flying if key in keys]
-                if not coming and not missing:
-                    break
-                start = perf_counter()
-                if coming:
-                    held += arena.land(coming, wait=True)
-                else:  # every slot is being read into for something else
-                    self._let_land(arena.flying, wait=True)
-                self.traffic.stall_seconds += perf_counter() - start
-                yield {key[1]: arena.expert(key) for key in held}
-        finally:
-            for key in held:
-                arena.let_go(key)
-        if tokens > 1 and len(keys) > MOST_OF_A_LAYER * self._places.num_experts:
-            self._read_next_layer(layer)
 
-    def close(self) -> None:
-        """End all reads."""
-        self._arena.close()
+    def _enter(self) -> None:
+        """What an interruption (Ctrl-C) left half done is forgotten with everything else: it starts cold again.
+
+        Between any two instructions a slot may be claimed and not noted, or a read collected and not used.
+        """
+        if not self._sound:
+            self._arena.reset()
+            self._ahead.clear()
+            self._foretold.clear()
+            self._epoch += 1
+        self._sound = False
 
     def _begin(self, keys: list[Key], tokens: int) -> list[Key]:
         """Begin to read as many as there are slots for; the others."""
@@ -105,43 +134,60 @@ class CachedExperts:
                 return keys[place:]
         return []
 
-    def _read_ahead(self, key: Key, *, streaming: bool) -> bool:
-        """Begin to read an expert that may be needed; False if there is no slot."""
+    def _read_foretold(self) -> None:
+        """Begin to read what was foretold, as far as nothing else is to be read."""
+        for key in [(layer, expert) for layer, experts in self._foretold.items() for expert in experts]:
+            if not self._arena.idle or not self._read_ahead(key):
+                break
+
+    def _read_ahead(self, key: Key) -> bool:
+        """Begin to read an expert that may be needed, into a slot of low rank; False if there is none."""
         if self._arena.has(key) or key in self._arena.flying:
             return True
-        begun = self._arena.begin(key, streaming=streaming, speculative=True)
+        begun = self._arena.begin(key, streaming=True, speculative=True)
         if begun:
             self._ahead.add(key)
-            self.traffic.ahead += 1
+            self._traffic.ahead += 1
         return begun
 
     def _read_next_layer(self, layer: int) -> None:
         """While the mixer of the next layer computes, read the experts that a long prompt will need there."""
         following = [other for other in self._places.layers if other > layer][:1]
         for key in ((other, expert) for other in following for expert in range(self._places.num_experts)):
-            if not self._read_ahead(key, streaming=True):
+            if not self._read_ahead(key):
                 break
 
-    def _settle(self, keys: Collection[Key]) -> None:
+    def _settle(self, layer: int, keys: set[Key]) -> None:
         """The router chose: give up what was read ahead for this layer in vain, let go of what landed meanwhile."""
-        layer = next(iter(keys))[0]
         for key in [key for key in self._ahead if key[0] == layer and key not in keys]:
             self._ahead.remove(key)
             if key in self._arena.flying:
                 self._arena.cancel(key)
         self._let_land([key for key in self._arena.flying if key not in keys], wait=False)
 
-    def _let_land(self, keys: Collection[Key], *, wait: bool) -> None:
-        for key in self._arena.land(keys, wait=wait):
-            self._arena.let_go(key)
+    def _let_go(self, held: list[Key]) -> None:
+        while held:
+            self._arena.let_go(held.pop())
 
-    def _count(self, keys: list[Key], missing: int) -> None:
-        traffic, layer = self.traffic, keys[0][0]
-        traffic.hits += len(keys) - missing
-        traffic.misses += missing
-        used = self._ahead.intersection(keys)
+    def _give_up(self) -> None:
+        """After a read that failed: whoever asks again shall not be told of those that failed with it."""
+        for key in self._arena.flying:
+            self._arena.cancel(key)
+        while self._arena.flying:
+            self._let_land(self._arena.flying, wait=True)
+
+    def _let_land(self, keys: Collection[Key], *, wait: bool) -> None:
+        """For reads that nobody waits for: of one that failed whoever needs it will be told, after another try."""
+        with contextlib.suppress(InputError):
+            for key in self._arena.land(keys, wait=wait):
+                self._arena.let_go(key)
+
+    def _count(self, layer: int, keys: set[Key], hits: int) -> None:
+        traffic, used = self._traffic, self._ahead & keys
+        traffic.hits += hits
+        traffic.misses += len(keys) - hits
         traffic.ahead_used += len(used)
         self._ahead -= used
         if layer in self._foretold:
             traffic.foretold += len(keys)
-            traffic.foretold_right += len(self._foretold.pop(layer).intersection(expert for _, expert in keys))
+            traffic.foretold_right += len(keys.intersection((layer, expert) for expert in self._foretold.pop(layer)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.experts.places import ExpertPlaces, check_sum
 from mosaic.runtime.experts.store import PresentExperts
 from mosaic.runtime.weights import Expert, Weights
 
@@ -11,12 +11,15 @@ class MappedExperts(PresentExperts):
     """See `ExpertStore`. All experts are there, if perhaps on the disk.
 
     Where the shards were not read at the start, the spans of a layer's experts are asked for before the first is used:
-    a kernel that runs into absent pages reads them a few at a time.
+    a kernel that runs into absent pages reads them a few at a time. `check`: compare an expert's checksum with the
+    index when it is first used.
     """
 
-    def __init__(self, weights: Weights, places: ExpertPlaces | None = None) -> None:
+    def __init__(self, weights: Weights, places: ExpertPlaces | None = None, *, check: bool = False) -> None:
+        super().__init__()
         self._weights = weights
         self._places = places or ExpertPlaces(weights)
+        self._check = check
         self._views: dict[tuple[int, int], Expert] = {}  # of those that were asked for
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
@@ -40,5 +43,9 @@ class MappedExperts(PresentExperts):
         if (layer, expert) not in self._views:
             place = self._places[layer, expert]
             buffer = self._weights.shards[place.shard].buffer
+            if self._check:
+                view, ends = memoryview(buffer), place.scale_offset + place.scale_nbytes
+                span = view[place.offset : place.offset + place.span_nbytes]
+                check_sum(place, self._weights.shards[place.shard].file, span, view[place.scale_offset : ends])
             self._views[layer, expert] = self._places.expert_at(place, buffer, place.offset, buffer, place.scale_offset)
         return self._views[layer, expert]

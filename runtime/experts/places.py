@@ -1,6 +1,7 @@
 """Where the bytes of every routed expert lie, by the expert-offset index. Reads no expert."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,8 @@ from mosaic.runtime.weights import E4M3Matrix, Expert, Weight, Weights
 class Place:
     """One expert: its span (gate | up | down) and its scales, in bytes from the start of its shard."""
 
+    layer: int
+    expert: int
     shard: str
     code_dtype: str
     scale_dtype: str  # index.NO_SCALES if there are none
@@ -94,8 +97,23 @@ class ExpertPlaces:
         return Expert(*parts)
 
 
+def check_sum(place: Place, file: Path, span: memoryview, scales: memoryview) -> None:
+    """InputError if the bytes of an expert are not those that were written."""
+    found = index.crc32c(scales, index.crc32c(span))
+    if found != place.crc32c:
+        raise InputError(
+            f"expert {place.expert} of layer {place.layer} is damaged",
+            file=file,
+            found=f"CRC32C {found:08x}",
+            expected=f"{place.crc32c:08x}, as in the expert index",
+            remedy="copy the model directory again, or convert it again; mosaic-verify tells more",
+        )
+
+
 def _place(row: Any) -> Place:
     return Place(
+        layer=int(row["layer"]),
+        expert=int(row["expert"]),
         shard=row["shard"].decode(),
         code_dtype=row["code_dtype"].decode(),
         scale_dtype=row["scale_dtype"].decode(),

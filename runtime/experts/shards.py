@@ -1,6 +1,8 @@
 """The shards of a model as open files: descriptors for reads past the page cache, and whether anyone changed them."""
 
 import os
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 from mosaic.format.direct import open_direct
@@ -10,10 +12,13 @@ from mosaic.format.errors import InputError
 class ShardFiles:
     """Open shards. What is deleted or renamed stays readable; what is written to is refused."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shards: Iterable[str] = ()) -> None:
         self._folder = folder
         self._descriptors: dict[str, int] = {}
         self._marks: dict[str, tuple[int, int]] = {}  # size and time of the last change when it was opened
+        self.close = weakref.finalize(self, _close, self._descriptors)  # no read may be on its way
+        for shard in shards:
+            self.descriptor(shard)
 
     def descriptor(self, shard: str) -> int:
         """For reading; opened when first asked for."""
@@ -38,6 +43,11 @@ class ShardFiles:
                 remedy="let nothing write to a model directory that is in use; mosaic-verify tells whether it is whole",
             )
 
+    def check_all(self) -> None:
+        """The same for all that are open."""
+        for shard in self._descriptors:
+            self.check(shard)
+
     def failed(self, shard: str, error: OSError | EOFError) -> InputError:
         """What to tell about a read that failed."""
         self.check(shard)  # the likelier cause, told better
@@ -49,12 +59,12 @@ class ShardFiles:
             remedy="check the disk (dmesg), then mosaic-verify the model directory",
         )
 
-    def close(self) -> None:
-        """Close all files. No read may be on its way."""
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
-
     def _mark(self, shard: str) -> tuple[int, int]:
         status = os.fstat(self._descriptors[shard])
         return status.st_size, status.st_mtime_ns
+
+
+def _close(descriptors: dict[str, int]) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+    descriptors.clear()

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.weights import Expert
 
 
@@ -27,9 +28,16 @@ class ExpertStore(Protocol):
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """These experts of a layer may be asked for soon."""
 
+    @property
+    def traffic(self) -> Traffic:
+        """What happened so far; a copy."""
+
 
 class PresentExperts:
     """Base of the stores that have every expert at hand: all of them in one group."""
+
+    def __init__(self) -> None:
+        self._hits = 0
 
     def expert(self, layer: int, expert: int) -> Expert:
         """The matrices of one expert."""
@@ -43,11 +51,17 @@ class PresentExperts:
 
     def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertStore."""
+        self._hits += len(experts)
         yield {expert: self.expert(layer, expert) for expert in experts}
 
     def nbytes(self, layer: int, expert: int) -> int:
         """See ExpertStore."""
         return self.expert(layer, expert).nbytes
+
+    @property
+    def traffic(self) -> Traffic:
+        """See ExpertStore. What the system reads from the disk on its own account is not known here."""
+        return Traffic(hits=self._hits)
 
 
 class LayerExperts:

@@ -11,8 +11,10 @@ File, version 1: one line of JSON (ASCII, ended by a line feed), then the choice
   count of tokens, so it can grow; of a token that was cut off at the end nothing is used.
 """
 
+import errno
 import json
 import math
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -115,11 +117,18 @@ class TraceWriter:
     """Writes a trace, or continues that of an earlier run. InputError if the file is something else."""
 
     def __init__(self, file: Path, header: TraceHeader) -> None:
+        self._file = file
         self._header = header
         self._pending: list[NDArray[Any]] = []  # of the layers so far, [T, top_k]
-        self._stream = file.open("ab+")
+        try:
+            self._stream = file.open("ab+", buffering=0)
+        except OSError as error:
+            raise _refused("cannot write a trace", file, error.strerror) from error
         try:
             self._continue(file)
+        except OSError as error:
+            self._stream.close()
+            raise _refused("cannot write a trace", file, error.strerror) from error
         except InputError:
             self._stream.close()
             raise
@@ -129,8 +138,7 @@ class TraceWriter:
         stream = self._stream
         end = stream.tell()
         if not end:
-            stream.write(self._header.to_bytes())
-            stream.flush()
+            self._write(self._header.to_bytes())
             return
         stream.seek(0)
         found = _read_header(stream, file)
@@ -156,9 +164,17 @@ class TraceWriter:
             raise ValueError(f"layer {layer}, {choices.shape}, where layer {due}, {shape} is due")
         self._pending.append(choices.astype(EXPERT))
         if len(self._pending) == len(self._header.layers):
-            self._stream.write(np.stack(self._pending, axis=1).tobytes())
-            self._stream.flush()
+            data = np.stack(self._pending, axis=1).tobytes()
             self._pending.clear()
+            try:
+                self._write(data)
+            except OSError as error:
+                raise _refused("cannot write a trace", self._file, error.strerror) from error
+
+    def _write(self, data: bytes) -> None:
+        """At once and whole: nothing waits in a buffer for a disk that is full."""
+        if self._stream.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the file."""

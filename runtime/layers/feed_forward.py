@@ -49,6 +49,12 @@ class MixtureOfExperts:
         used = [*range(self._spec.top_k), *([self._spec.num_experts] if len(self._router) > 1 else [])]
         return sum(weight.nbytes for weight in self._router) + self._experts.nbytes(used)
 
+    def foretell(self, x: Tensor) -> None:
+        """Tell the store what the router would choose for x [1, H], which is not yet what it will be given."""
+        top_k = self._spec.top_k
+        routing = self._ops.route(self._ops.linears(x, self._router[:1])[0], top_k, self._spec.normalize_top_k, None)
+        self._store.expect(self._layer, routing.experts[0].tolist())
+
     def __call__(self, x: Tensor) -> Tensor:
         """X [T, H] -> [T, H]."""
         logits, *gate = self._ops.linears(x, self._router)

@@ -5,20 +5,15 @@ so. It has to be loaded before Python is: each test is a program.
 """
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "support" / "pread.c"
-COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C compiler"),
-    pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="programs load the other build"),
-]
+from support.preload import build_pread, needs_pread
+
+pytestmark = needs_pread
 
 PRELUDE = """
 import ctypes, errno, fcntl, os, signal, sys, threading, time
@@ -65,8 +60,7 @@ def held_reader(depth=1):
 def shim(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pread")
     (folder / "file").write_bytes(np.random.default_rng(1).bytes(8 << 20))
-    command = [COMPILER, "-shared", "-fPIC", "-O1", str(SOURCE), "-o", str(folder / "pread.so"), "-ldl"]
-    subprocess.run(command, check=True)
+    build_pread(folder)
     return folder
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mosaic.recipes import DEMO_CHECKPOINT, FOLDER
+from mosaic.runtime.experts.mapped import MappedExperts
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.reference import ReferenceOps
 from mosaic.runtime.state import KVFormat
@@ -59,24 +60,20 @@ def test_perplexity_of_a_few_windows(weights, windows):
         assert value == pytest.approx(BF16[name], rel=0.35), found
 
 
-def test_a_mix_up_of_expert_scales_is_seen(weights, windows, monkeypatch):
-    """Each expert with its neighbour's down scales: the demo is rescaled so that this wrecks it."""
-    model = HybridModel(weights, ReferenceOps(), KVFormat.F32)
+class MixedUp(MappedExperts):
+    """Each expert has its neighbour's down scales."""
+
+    def expert(self, layer, expert):
+        mine, other = super().expert(layer, expert), super().expert(layer, expert ^ 1)
+        return Expert(mine.gate, mine.up, E4M3Matrix(mine.down.codes, other.down.scales))
+
+
+def test_a_mix_up_of_expert_scales_is_seen(weights, windows):
+    """The demo is rescaled so that this wrecks it."""
     sample = windows["bible"][:4]
-    right = perplexity(model, sample)
-    for layer in model._layers:
-        experts = layer._feed_forward
-        good = experts._expert
-
-        def mixed(number, good=good):
-            mine = good(number)
-            if number == weights.catalog.spec.moe.num_experts:  # the shared one
-                return mine
-            other = good(number ^ 1)
-            return Expert(mine.gate, mine.up, E4M3Matrix(mine.down.codes, other.down.scales))
-
-        monkeypatch.setattr(experts, "_expert", mixed)
-    assert perplexity(model, sample) > 5 * right
+    right = perplexity(HybridModel(weights, ReferenceOps(), KVFormat.F32), sample)
+    mixed = HybridModel(weights, ReferenceOps(), KVFormat.F32, MixedUp(weights))
+    assert perplexity(mixed, sample) > 5 * right
 
 
 @pytest.mark.slow
