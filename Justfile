@@ -15,8 +15,8 @@ demo: setup
     say() { printf '\n$'; printf ' %q' "$@"; printf '\n'; "{{ bin }}/$1" "${@:2}"; }
     say mosaic-convert recipes/demo/checkpoint "$folder/demo"
     say mosaic-verify "$folder/demo"
-    say mosaic-run "$folder/demo" "Tell me about Ruth 1." --max-tokens 80 --seed 3 --stats
-    say mosaic-run "$folder/demo" --raw "Mr. Darcy looked at Elizabeth and" --max-tokens 80 --seed 3 --stats
+    say mosaic-run "$folder/demo" "Tell me about Ruth 1." --max-tokens 80 --seed 3 --stats text
+    say mosaic-run "$folder/demo" --raw "Mr. Darcy looked at Elizabeth and" --max-tokens 80 --seed 3 --stats text
 
 # Install what the tests need and run all of them that are quick.
 test: (setup "[test]") lint
@@ -61,6 +61,10 @@ bench *arguments: (setup "[test]")
 # The routed experts of one layer alone, by every instruction set, beside kt-kernel (--kt-python).
 bench-experts *arguments: (setup "[test]")
     {{ bin }}/python tests/bench/experts.py {{ arguments }}
+
+# Mosaic within budgets of memory, beside the disk's ceiling and llama.cpp's mmap (--llama-python) under the same cap.
+bench-tiers *arguments: (setup "[test]")
+    {{ bin }}/python tests/bench/tiers.py {{ arguments }}
 
 # What a disk gives at most: 3 MiB pieces of a large FILE on it, past the page cache.
 bench-disk *arguments: (setup "[test]")

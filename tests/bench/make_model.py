@@ -30,6 +30,7 @@ def command(
     source: Annotated[bool, typer.Option("--source", help="Write OUT as the BF16 release.")] = False,
     gguf: Annotated[Path | None, typer.Option(metavar="FILE", help="Write FILE (too): Q8_0 for llama.cpp.")] = None,
     vocab: Annotated[int, typer.Option(help="Rows of embedding and head; the true number is 248320.")] = 512,
+    recipe: Annotated[str, typer.Option(help="Recipe of OUT: e4m3, or e4m3-head for an E4M3 head.")] = "e4m3",
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same bytes.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
@@ -55,7 +56,10 @@ def command(
         check_absent(gguf)
     if out is not None:
         check_room(out, (source_bytes if source else model_bytes)(config))
-        _timed(out, lambda: (write_source if source else write_model)(out, config, seed, quiet))
+        if source:
+            _timed(out, lambda: write_source(out, config, seed, quiet))
+        else:
+            _timed(out, lambda: write_model(out, config, seed, quiet, recipe))
     if gguf is not None:
         _gguf(gguf, config, seed, quiet)
 

@@ -31,12 +31,12 @@ def model_bytes(config: Json) -> int:
     return sum(weight.count * (1 if _quantized(weight) else 2) for weight in weights)
 
 
-def write_model(out: Path, config: Json, seed: int, quiet: bool = False) -> None:
+def write_model(out: Path, config: Json, seed: int, quiet: bool = False, recipe: str = "e4m3") -> None:
     """Write the model directory `out`, which must be absent or empty."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-headers-", dir=out.parent) as folder:
         _write_headers(Path(folder), config)
         with RandomCheckpoint(Path(folder), separate(config), RandomWeights(fused(config), seed)) as source:
-            plan = make_plan(source, load_recipe("e4m3"))
+            plan = make_plan(source, load_recipe(recipe))
             convert(plan, out, workers=os.cpu_count() or 1, overwrite=False, quiet=quiet)
 
 
