@@ -1,6 +1,6 @@
 """Package data: conversion recipes (*.yaml) and the embedded demo checkpoint (demo/).
 
-`demo_model` is what --demo stands for: the demo checkpoint, converted once into the user's cache folder.
+`demo_model` is what --demo stands for: the demo checkpoint, converted once into the user's `cache_folder`.
 """
 
 import hashlib
@@ -17,14 +17,19 @@ FOLDER = Path(__file__).parent
 DEMO_CHECKPOINT = FOLDER / "demo" / "checkpoint"
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept for this user; it may not exist yet."""
+    wished = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(wished if Path(wished).is_absolute() else Path.home() / ".cache") / "mosaic"
+
+
 def demo_model() -> Path:
     """The model directory of the embedded demo, converting it first if the cache does not have it.
 
     mosaic-convert runs as a process of its own, into a temporary folder beside the final one, so that two first uses
     at once do no harm.
     """
-    wished = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(wished if Path(wished).is_absolute() else Path.home() / ".cache") / "mosaic"
+    cache = cache_folder()
     model = cache / f"demo-{_digest(DEMO_CHECKPOINT)}"
     if (model / "mosaic.json").is_file():
         return model

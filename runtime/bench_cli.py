@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mosaic.format.catalog import read_catalog
 from mosaic.format.errors import InputError, run_program
 from mosaic.recipes import demo_model
+from mosaic.runtime.sizes import parse_size
 
 if TYPE_CHECKING:
     from mosaic.runtime.bench import Measurement
@@ -32,6 +34,10 @@ def command(
         list[int] | None,
         typer.Option(min=1, metavar="N", help="With --replay: experts that fit the memory; may be repeated."),
     ] = None,
+    save_profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --replay: add the trace's uses to a profile for mosaic-run --warm."),
+    ] = None,
     prompt: Annotated[
         list[int] | None, typer.Option(min=1, metavar="TOKENS", help=f"Length of a prompt, {PROMPT}; may be repeated.")
     ] = None,
@@ -47,6 +53,10 @@ def command(
     activations: Annotated[
         str, typer.Option(help="What E4M3 weights are multiplied with: f32, or bf16 where the CPU can.")
     ] = "f32",
+    ram: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory to take, as 8GiB; default: what is free, but for some head-room."),
+    ] = None,
     kv: Annotated[str, typer.Option(help="How keys and values are kept: f32, bf16 or e4m3.")] = "bf16",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all figures as one JSON object, in the last line.")
@@ -71,31 +81,38 @@ def command(
             expected="one of OUT, --demo and --replay",
             remedy="see mosaic-bench --help",
         )
-    if slots and not replay:
-        raise InputError("--slots needs a trace", found="no --replay", remedy="see mosaic-bench --help")
+    if (slots or save_profile) and not replay:
+        lonely = "--slots" if slots else "--save-profile"
+        raise InputError(f"{lonely} needs a trace", found="no --replay", remedy="see mosaic-bench --help")
     if replay:
-        from mosaic.runtime.bench_replay import print_replay
+        from mosaic.runtime.bench_replay import add_to_profile, print_replay
 
         print_replay(replay, slots or [], as_json)
+        if save_profile:
+            add_to_profile(replay, save_profile)
         return
 
     from mosaic.runtime import machine
-    from mosaic.runtime.bench import run_tests
-    from mosaic.runtime.model import HybridModel
+    from mosaic.runtime.bench import SHORT_PROMPT, run_tests
+    from mosaic.runtime.loading import Loading, LoadOptions
     from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
     from mosaic.runtime.ops.cpu import isa
     from mosaic.runtime.state import KVFormat
-    from mosaic.runtime.weights import Weights
 
     count = threads or machine.cores()
     kv_format = option("kv", kv, KVFormat)
     chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), count)
     folder = out or demo_model()
-    weights = Weights(folder)
-    weights.populate()
-    model = HybridModel(weights, chosen, kv_format)
+    prompts, lengths = prompt or [PROMPT], generate or [GENERATE]
+    budget = None if ram is None else parse_size("--ram", ram)
+    needed = max(*prompts, SHORT_PROMPT + max(lengths))  # run_tests tells what is too much for the model
+    context = min(needed, read_catalog(folder).spec.max_position_embeddings)
+    loading = Loading(folder, kv_format, context=context, ram=budget)
+    loaded = loading.load(chosen, LoadOptions())
+    model = loaded.model
 
-    tests = run_tests(model, prompt or [PROMPT], generate or [GENERATE], repetitions, _note)
+    tests = run_tests(model, prompts, lengths, repetitions, _note)
+    traffic = loaded.experts.traffic
     peak = machine.peak_rss()  # before the ceiling takes memory of its own
     _note("measuring the read ceiling")
     ceiling = machine.read_ceiling(CEILING_SECONDS, count) / 1e9
@@ -118,6 +135,9 @@ def command(
         "activations": activations if ops == OpsName.CPU else None,
         "kv": kv,
         "peak_rss_bytes": peak,
+        "ram_bytes": loading.plan.budget,
+        "expert_slots": loading.plan.slots,
+        **traffic.as_dict(),
     }
     print(table(tests, figures))
     if as_json:
@@ -145,6 +165,11 @@ def table(tests: "list[Measurement]", figures: Figures) -> str:
         f"medians of {figures['repetitions']}; {weight_bytes:,} weight bytes per token; "
         f"read ceiling {ceiling:.2f} GB/s; peak memory {figures['peak_rss_bytes']:,} bytes"
     )
+    if figures["expert_slots"] is not None:
+        lines.append(
+            f"{figures['expert_slots']:,} experts in memory; found there, prompts and warm-up included: "
+            f"{figures['expert_hit_rate']:.1%}; the others read at {figures['disk_gb_s']:.2f} GB/s"
+        )
     return "\n".join(lines)
 
 

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.experts import profile
 from mosaic.runtime.experts.replay import Outcome, replay
 from mosaic.runtime.experts.trace import Trace, TraceHeader, read_trace
 
 GIB, MIB = 1 << 30, 1 << 20
 
 Results = dict[int, dict[str, Outcome]]  # by slots, by policy
+
+
+def add_to_profile(file: Path, saved: Path) -> None:
+    """Add a trace's uses to a routing profile, which is made if there is none."""
+    header, made = read_trace(file).header, profile.from_trace(read_trace(file))
+    if saved.exists():
+        made += profile.load(saved, header.layers, header.num_experts)
+    made.save(saved)
 
 
 def print_replay(file: Path, slots: Sequence[int], as_json: bool) -> None:

@@ -9,12 +9,11 @@ import typer
 
 from mosaic.format.errors import InputError, run_program
 from mosaic.recipes import demo_model
+from mosaic.runtime.answer import Answer, Figures
+from mosaic.runtime.sizes import parse_size
 
 if TYPE_CHECKING:
     from mosaic.runtime.chat import ChatTemplate
-    from mosaic.runtime.engine import Engine
-    from mosaic.runtime.ops.profiled import ProfiledOps
-    from mosaic.runtime.sampler import Sampling
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -33,7 +32,9 @@ def command(
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest, up to this share.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from so many tokens; 0: from all.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
-    context: Annotated[int | None, typer.Option(help="Most tokens of prompt and answer; default: the model's.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and answer; default: the model's, if memory allows.")
+    ] = None,
     kv: Annotated[str, typer.Option(help="How keys and values are kept: f32, bf16 or e4m3.")] = "bf16",
     ops: Annotated[str, typer.Option(help="Who computes: cpu, or reference (slow, float64).")] = "cpu",
     activations: Annotated[
@@ -44,15 +45,32 @@ def command(
         typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use; default: all cores."),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Show where the time went, by operation.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print figures on standard error.")] = False,
-    stats_json: Annotated[
-        bool, typer.Option("--stats-json", help="The same as one JSON object, in the last line.")
+    stats: Annotated[
+        str | None,
+        typer.Option(metavar="FORM", help="Figures on standard error: text, json (one object, last line), or live."),
+    ] = None,
+    ram: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory to take, as 8GiB; default: what is free, but for some head-room."),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only tell where the memory goes and what to expect.")] = False,
+    warm: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Routing profile: experts to read at the start.")
+    ] = None,
+    record_routing: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write (or continue) a trace of the router's choices.")
+    ] = None,
+    prefetch: Annotated[
+        bool, typer.Option("--prefetch", help="Read experts that the next layer will probably choose.")
     ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare the checksum of every expert that is read.")] = False,
 ) -> None:
     """Answer a prompt with the model in OUT. Without a prompt, on a terminal, it is a chat.
 
-    Defaults for sampling come from the model's generation_config.json. Weights are mapped and used as they lie; their
-    checksums are for mosaic-verify. The demo is converted once, into XDG_CACHE_HOME (~/.cache)/mosaic.
+    Defaults for sampling come from the model's generation_config.json. A model that fits the memory is mapped and used
+    as it lies. Of one that does not, as many experts as --ram has room for are in memory, and the others are read from
+    the disk when they are chosen: slower, but the same words. Checksums are for mosaic-verify, or --check. The demo is
+    converted once, into XDG_CACHE_HOME (~/.cache)/mosaic.
 
     Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
     """
@@ -62,6 +80,12 @@ def command(
         out, prompt = None, out
     elif out is None:
         raise _usage("neither OUT nor --demo", "mosaic-run OUT PROMPT, or mosaic-run --demo PROMPT")
+    if stats not in (None, *Figures):
+        raise InputError("no such --stats", found=stats, expected=", ".join(Figures), remedy="choose one of them")
+    budget = None if ram is None else parse_size("--ram", ram)
+    if plan:
+        show_plan(demo_model() if out is None else Path(out), kv, context, budget, threads, stats == Figures.JSON)
+        return
     interactive = prompt is None and sys.stdin is not None and sys.stdin.isatty()
     if not interactive and prompt in (None, "-"):
         prompt = sys.stdin.read() if sys.stdin else ""
@@ -72,6 +96,7 @@ def command(
 
     from mosaic.runtime.chat import ChatTemplate
     from mosaic.runtime.engine import load_engine
+    from mosaic.runtime.loading import LoadOptions
     from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
     from mosaic.runtime.state import KVFormat
 
@@ -83,7 +108,8 @@ def command(
 
         chosen = profiled = ProfiledOps(chosen)
     folder = demo_model() if out is None else Path(out)  # converts it, which takes a while: options are fine by now
-    engine = load_engine(folder, chosen, kv=kv_format, context=context)
+    wishes = LoadOptions(check, prefetch, warm, record_routing)
+    engine = load_engine(folder, chosen, kv=kv_format, context=context, ram=budget, options=wishes)
     sampling = engine.defaults
     if temperature is not None:
         sampling = replace(sampling, temperature=temperature)
@@ -91,86 +117,13 @@ def command(
         sampling = replace(sampling, top_p=top_p)
     if top_k is not None:
         sampling = replace(sampling, top_k=top_k)
-    shown = "json" if stats_json else "text" if stats else "none"
-    answer = Answer(engine, sampling, seed, max_tokens, shown, profiled)
+    answer = Answer(engine, sampling, seed, max_tokens, stats, profiled)
     if interactive:
         chat(answer, None if raw else ChatTemplate(folder))
         return
     assert prompt is not None
     answer(prompt if raw else ChatTemplate(folder).render([{"role": "user", "content": prompt}]))
     print()
-
-
-class Answer:
-    """Streams the answer to a rendered prompt to standard output."""
-
-    def __init__(
-        self,
-        engine: "Engine",
-        sampling: "Sampling",
-        seed: int | None,
-        max_tokens: int | None,
-        stats: str,
-        profiled: "ProfiledOps | None",
-    ) -> None:
-        self._engine = engine
-        self._sampling = sampling
-        self._seed = seed
-        self._max_tokens = max_tokens
-        self._stats = stats
-        self._profiled = profiled
-
-    def __call__(self, text: str) -> str:
-        """The answer; what was printed is what is returned. Ctrl-C in a chat ends the answer, not the chat."""
-        from mosaic.runtime.engine import Stats
-
-        stats = Stats()
-        parts: list[str] = []
-        tokenizer = self._engine.tokenizer
-        stream = tokenizer.stream()
-        tokens = self._engine.generate(tokenizer.encode(text), self._sampling, self._seed, self._max_tokens, stats)
-        profile: list[str] = []
-        if self._profiled:
-            self._profiled.reset()
-        try:
-            for token in tokens:
-                if self._profiled and not parts:
-                    profile += ["prompt", *self._profiled.table(self._profiled.elapsed), ""]
-                    self._profiled.reset()
-                parts.append(stream.push(token))
-                print(parts[-1], end="", flush=True)
-        finally:
-            parts.append(stream.finish())
-            print(parts[-1], end="", flush=True)
-        if stats.stop_reason == "context full":
-            print(f"\nnote: the context of {self._engine.context:,} tokens is full", end="", file=sys.stderr)
-        if self._profiled:
-            from mosaic.runtime.machine import read_ceiling
-            from mosaic.runtime.ops.cpu import threads
-
-            elapsed = self._profiled.elapsed
-            if not profile:  # no token came
-                profile += ["prompt", *self._profiled.table(elapsed), ""]
-                self._profiled.reset()
-                elapsed = self._profiled.elapsed
-            table = self._profiled.table(elapsed, read_ceiling(0.5, threads()))
-            profile += [f"answer, {stats.decoded_tokens} tokens", *table]
-            print("", *profile, sep="\n", file=sys.stderr)
-        self._report(stats.as_dict())
-        return "".join(parts)
-
-    def _report(self, figures: dict[str, float | int | str]) -> None:
-        if self._stats == "json":
-            print(f"\n{json.dumps(figures)}", file=sys.stderr)
-        elif self._stats == "text":
-            print(
-                f"\nprompt {figures['prompt_tokens']} tokens ({figures['reused_tokens']} reused), "
-                f"{figures['prefill_tok_s']} tok/s; "
-                f"answer {figures['generated_tokens']} tokens, {figures['decode_tok_s']} tok/s, "
-                f"{figures['weight_bytes_per_token']:,} weight bytes per token, {figures['decode_gb_s']} GB/s; "
-                f"ended by {figures['stop_reason']}",
-                file=sys.stderr,
-            )
 
 
 def chat(answer: Answer, template: "ChatTemplate | None") -> None:
@@ -197,6 +150,28 @@ def chat(answer: Answer, template: "ChatTemplate | None") -> None:
             messages.pop()
             print(f"error: {error}", file=sys.stderr)
         print()
+
+
+def show_plan(folder: Path, kv: str, context: int | None, ram: int | None, threads: int | None, as_json: bool) -> None:
+    """Where the memory would go, and the speed to expect."""
+    from mosaic.runtime.loading import Loading
+    from mosaic.runtime.machine import cores
+    from mosaic.runtime.ops.choice import option
+    from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
+    from mosaic.runtime.speeds import speeds
+    from mosaic.runtime.state import KVFormat
+    from mosaic.runtime.tokenizer import Tokenizer
+
+    loading = Loading(folder, option("kv", kv, KVFormat), context=context, ram=ram)
+    tokenizer = Tokenizer(folder)  # takes memory that is planned for
+    found = speeds(*loading.spans, threads or cores())
+    dense = sum(info.nbytes for info in loading.weights.dense().values())
+    expected = expectations(loading.plan, loading.places, len(loading.weights.spec.layers), dense, found)
+    if as_json:
+        print(json.dumps(plan_dict(loading.plan, expected, found)))
+    else:
+        print(*plan_lines(loading.plan, expected, found), sep="\n")
+    del tokenizer
 
 
 def _usage(found: str, expected: str) -> InputError:

@@ -1,13 +1,20 @@
 """What this machine can do at most, and what this process took of it: the figures that speeds are compared with."""
 
 import os
+import resource
+import time
 from pathlib import Path
+from statistics import median
+
+import numpy as np
 
 from mosaic import _native
-from mosaic.format.direct import aligned
+from mosaic.format.direct import aligned, aligned_size, open_direct
+from mosaic.format.e4m3 import BLOCK
+from mosaic.runtime.cgroup import cgroup_room
 
 CEILING_BYTES = 1 << 30  # read per pass: several times what the caches of most machines hold
-CGROUP = Path("/sys/fs/cgroup")  # of this container, if it is one
+READ_DEPTH = 16  # of the reads that are measured, as of those of experts
 CEILING_SHARE = 4  # at most one part in so many of the free memory
 
 
@@ -27,6 +34,48 @@ def read_ceiling(seconds: float, threads: int) -> float:
     return _native.read_bandwidth(memory, seconds)
 
 
+def weight_speed(seconds: float, threads: int) -> float:
+    """Bytes per second of E4M3 weights, in huge pages, that are multiplied with one vector: what decoding does."""
+    columns = 2048
+    rows = min(CEILING_BYTES, free_memory() // CEILING_SHARE) // columns // BLOCK * BLOCK
+    codes = aligned(rows * columns)[: rows * columns].reshape(rows, columns)
+    codes[:] = np.random.default_rng(0).integers(0x28, 0x48, columns, np.uint8)  # of moderate size
+    scales = np.full((rows // BLOCK, columns // BLOCK), 0x3F80, np.uint16)  # bfloat16 ones
+    matrix, x, y = _native.Matrix(codes, scales), np.ones((1, columns), np.float32), np.empty((1, rows), np.float32)
+    _native.set_threads(threads)
+    times: list[float] = []
+    while sum(times) < seconds:
+        start = time.perf_counter()
+        _native.linear([matrix], x, [y])
+        times.append(time.perf_counter() - start)
+    return codes.nbytes / median(times)
+
+
+def disk_speed(file: Path, span: int, seconds: float) -> float:
+    """Bytes per second at which spans at random places of a file are read past the page cache, several at a time."""
+    descriptor = open_direct(file, os.O_RDONLY)
+    reader = _native.Reader(READ_DEPTH)
+    try:
+        places = max(os.fstat(descriptor).st_size // span, 1)
+        memory = aligned(READ_DEPTH * aligned_size(span)).reshape(READ_DEPTH, -1)[:, :span]
+        size, random = min(span, os.fstat(descriptor).st_size), np.random.default_rng()
+
+        def submit(slot: int) -> int:
+            return reader.submit(descriptor, int(random.integers(places)) * span, memory[slot, :size])
+
+        slots = {submit(slot): slot for slot in range(READ_DEPTH)}
+        start, done = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - start) < seconds:
+            for ticket in reader.wait(list(slots)):
+                done += size
+                slot = slots.pop(ticket)
+                slots[submit(slot)] = slot
+        return done / elapsed
+    finally:
+        reader.close()
+        os.close(descriptor)
+
+
 def multiply_add_peak(seconds: float, threads: int) -> float:
     """Float32 operations per second of multiply-adds in registers, by the active instruction set."""
     _native.set_threads(threads)
@@ -44,6 +93,11 @@ def peak_rss() -> int:
     return _kilobytes(Path("/proc/self/status"), "VmHWM")
 
 
+def major_faults() -> int:
+    """Pages that this process touched and had to wait for the disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
 def resident_memory() -> int:
     """Bytes of memory this process has resident."""
     return _kilobytes(Path("/proc/self/status"), "VmRSS")
@@ -51,12 +105,8 @@ def resident_memory() -> int:
 
 def free_memory() -> int:
     """Bytes that can be had without pushing anything but page cache out, nor leaving what a container is given."""
-    available = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
-    try:
-        limit = int((CGROUP / "memory.max").read_text())  # or the word max
-        return min(available, max(limit - int((CGROUP / "memory.current").read_text()), 0))
-    except (OSError, ValueError):
-        return available
+    available, room = _kilobytes(Path("/proc/meminfo"), "MemAvailable"), cgroup_room()
+    return available if room is None else min(available, room)
 
 
 def _kilobytes(file: Path, name: str) -> int:

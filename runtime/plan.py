@@ -57,8 +57,18 @@ def make_plan(
     }
     mapped = {"weights": weights.nbytes, **fixed, "prompt in work": _scratch_nbytes(spec, context, 1.0)}
     plan = MemoryPlan(budget, context, None, len(places), mapped)
-    if plan.total <= budget or not len(places):
+    if plan.total <= budget:
         return plan
+    if not len(places):
+        raise _too_little(budget, plan.total, context, spec, kv)
+    unfit = next((places[key].code_dtype for key in places if places[key].code_dtype == "F16"), None)
+    if unfit:
+        raise InputError(
+            "experts in float16 are only used in memory",
+            found=f"{format_size(budget)} of memory, {format_size(plan.total)} needed",
+            expected="E4M3, BF16 or F32 experts",
+            remedy="give more with --ram, or convert the checkpoint again with a recipe that does not keep them",
+        )
     dense = {"dense weights": resident_nbytes(weights.dense()), **fixed}
     slot = slot_nbytes(places)
     least = 2 * places.top_k
@@ -76,18 +86,22 @@ def make_plan(
 
     needed = with_slots(least).total
     if needed > budget:
-        raise InputError(
-            "the memory does not suffice for this model",
-            found=format_size(budget),
-            expected=f"at least {format_size(needed)}, of which {context:,} tokens of context take "
-            f"{format_size(context * _kv_nbytes(spec, kv))}",
-            remedy="give more with --ram, free some, or shorten --context",
-        )
+        raise _too_little(budget, needed, context, spec, kv)
     low, high = least, len(places)
     while low < high:  # the most that fit; the share of a layer makes it no plain division
         middle = (low + high + 1) // 2
         low, high = (middle, high) if with_slots(middle).total <= budget else (low, middle - 1)
     return with_slots(low)
+
+
+def _too_little(budget: int, needed: int, context: int, spec: ModelSpec, kv: KVFormat) -> InputError:
+    return InputError(
+        "the memory does not suffice for this model",
+        found=format_size(budget),
+        expected=f"at least {format_size(needed)}, of which {context:,} tokens of context take "
+        f"{format_size(context * _kv_nbytes(spec, kv))}",
+        remedy="give more with --ram, free some, or shorten --context",
+    )
 
 
 def _affordable_context(spec: ModelSpec, kv: KVFormat, budget: int) -> int:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,9 +40,12 @@ def read_tensors(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
             for name, info in group:
                 for first in range(0, info.nbytes, READ_BYTES):
                     count, offset = min(READ_BYTES, info.nbytes - first), info.offset + first
-                    part = read(descriptor, offset, count, buffer.take(spanned(offset, offset + count)))
+                    try:
+                        part = read(descriptor, offset, count, buffer.take(spanned(offset, offset + count)))
+                    except OSError as error:
+                        raise _unreadable(info, error) from error
                     if len(part) < count:
-                        raise _shorter(info, offset + count)
+                        raise _changed(info)
                     memory[used + first : used + first + count] = part
                 tensors[name] = tensor_at(memory, info.dtype, info.shape, used)
                 used += _room(info)
@@ -61,26 +65,45 @@ class FileRows:
     def __init__(self, info: TensorInfo) -> None:
         self._info = info
         self._descriptor = os.open(info.file, os.O_RDONLY)
+        self._unchanged = _mark(self._descriptor)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def __call__(self, numbers: Sequence[int]) -> Tensor:
-        """Rows [T, K] by their numbers."""
+        """Rows [T, K] by their numbers. InputError if the file was written to since it was opened."""
         info = self._info
         width = info.nbytes // info.shape[0]
         found = np.empty((len(numbers), width), np.uint8)
-        for row, number in zip(found, numbers, strict=True):
-            if os.preadv(self._descriptor, [row.data], info.offset + number * width) < width:
-                raise _shorter(info, info.offset + (number + 1) * width)
+        try:
+            counts = [
+                os.preadv(self._descriptor, [row.data], info.offset + number * width)
+                for row, number in zip(found, numbers, strict=True)
+            ]
+        except OSError as error:
+            raise _unreadable(info, error) from error
+        if _mark(self._descriptor) != self._unchanged or min(counts) < width:
+            raise _changed(info)
         return torch.from_numpy(found).view(TORCH[info.dtype])
 
 
-def _shorter(info: TensorInfo, expected: int) -> InputError:
+def _mark(descriptor: int) -> tuple[int, int]:
+    """Size and time of the last change."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _changed(info: TensorInfo) -> InputError:
     return InputError(
-        "a shard became shorter while it was in use",
+        "a shard changed while the model was running",
         file=info.file,
-        found=f"{info.file.stat().st_size:,} bytes",
-        expected=f"at least {expected:,}",
-        remedy="let nothing write to a model directory that is in use",
+        found="a file that was written to",
+        expected="the file that was opened",
+        remedy="let nothing write to a model directory that is in use; mosaic-verify tells whether it is whole",
     )
+
+
+def _unreadable(info: TensorInfo, error: OSError) -> InputError:
+    remedy = "check the disk (dmesg), then mosaic-verify the model directory"
+    return InputError("a shard cannot be read", file=info.file, found=error, expected="its bytes", remedy=remedy)
 
 
 def _room(info: TensorInfo) -> int:

@@ -72,7 +72,7 @@ def refused(monkeypatch, capsys):
 def test_greedy_answers_repeat_and_figures_are_the_last_line(demo):
     options = ("--temperature", 0, "--max-tokens", 12)
     first = run(demo, PROMPT, *options)
-    second = run(demo, "-", *options, "--stats-json", given=PROMPT)
+    second = run(demo, "-", *options, "--stats", "json", given=PROMPT)
     assert (first.returncode, second.returncode) == (0, 0)
     assert first.stdout == second.stdout
     assert first.stdout.endswith("\n")
@@ -87,7 +87,7 @@ def test_greedy_answers_repeat_and_figures_are_the_last_line(demo):
 
 def test_raw_continues_the_text_itself(demo):
     """Without the template the prompt is some tokens shorter, and nothing is a question any more."""
-    result = run(demo, PROMPT, "--raw", "--temperature", 0, "--max-tokens", 12, "--stats")
+    result = run(demo, PROMPT, "--raw", "--temperature", 0, "--max-tokens", 12, "--stats", "text")
     assert result.returncode == 0
     from mosaic.runtime.tokenizer import Tokenizer
 
@@ -176,11 +176,23 @@ def test_an_expert_index_that_lies_is_refused(refused, tiny, tmp_path, damage, w
         (("--seed", "-1"), ("--seed",)),
         (("--threads", "0"), ("--threads",)),
         (("--no-such-option",), ("--no-such-option",)),
+        (("--ram", "much"), ("--ram is no size", "much", "8GiB")),
+        (("--ram", "10MiB"), ("the memory does not suffice", "10.00 MiB", "at least", "--ram")),
+        (("--stats", "loud"), ("--stats", "loud", "text, json, live")),
+        (("--warm", "none.json"), ("none.json",)),
+        (("--record-routing", "."), ("cannot write a trace", "directory")),
     ],
     ids=str,
 )
 def test_bad_options_are_refused_by_name(refused, tiny, options, words):
     refused(tiny, "a prompt", *options, words=words)
+
+
+def test_a_trace_of_something_else_is_not_written_to(refused, tiny, tmp_path):
+    file = tmp_path / "precious"
+    file.write_text("not a trace")
+    refused(tiny, "a prompt", "--record-routing", file, words=("not a routing trace", "precious"))
+    assert file.read_text() == "not a trace"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--demo", "one", "two"), ("--raw",)], ids=str)
@@ -202,6 +214,41 @@ def test_empty_standard_input_is_refused(refused, tiny, given):
 def test_a_prompt_that_is_not_utf8_is_refused(refused, tiny):
     """Python hands over an argument like $'\\xff' with a lone surrogate in it."""
     refused(tiny, "a\udcff", words=("UTF-8",))
+
+
+# --- budgets of memory ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_and_the_same_words_within_it(demo, tmp_path):
+    """A budget that has no room for all experts: told beforehand, kept, and the answer is the same."""
+    cache, options = {"XDG_CACHE_HOME": str(tmp_path)}, ("--context", 512)
+    whole = json.loads(run(demo, "--plan", "--stats", "json", *options, **cache).stdout)
+    assert whole["expert_slots"] is None
+    assert whole["total_bytes"] == sum(whole["items"].values()) <= whole["budget_bytes"]
+    ram = whole["total_bytes"] - (8 << 20)
+    text = run(demo, "--plan", "--ram", ram, *options, **cache)
+    assert text.returncode == 0
+    assert "expert slots" in text.stdout
+    assert "expected with uniform routing" in text.stdout
+    answer = (PROMPT, "--temperature", 0, "--max-tokens", 20, *options)
+    plain, bounded = run(demo, *answer), run(demo, *answer, "--ram", ram, "--stats", "json")
+    assert bounded.stdout == plain.stdout
+    figures = json.loads(bounded.stderr.splitlines()[-1])
+    assert figures["expert_misses"] > 0
+    assert figures["disk_bytes"] > 0
+
+
+def test_recorded_routing_is_replayed(demo, tmp_path):
+    file = tmp_path / "demo.trace"
+    assert run(demo, PROMPT, "--max-tokens", 20, "--record-routing", file).returncode == 0
+    replayed = subprocess.run(
+        [PROGRAM.replace("mosaic-run", "mosaic-bench"), "--replay", file, "--slots", "40", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "hit rate" in replayed.stdout or "ours" in replayed.stdout
+    assert json.loads(replayed.stdout.splitlines()[-1])
 
 
 # --- what a process does ----------------------------------------------------------------------------------------------
@@ -228,7 +275,8 @@ def test_help_is_complete_and_loads_no_torch():
     ]
     assert max(micros) < 1_000_000
     options = ("--demo", "--raw", "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--context", "--kv")
-    for option in (*options, "--threads", "--stats", "--stats-json"):
+    more = ("--threads", "--stats", "--ram", "--plan", "--warm", "--record-routing", "--prefetch", "--check")
+    for option in (*options, *more):
         assert re.search(rf"{option}\b.*\w", result.stdout), option
 
 
@@ -390,7 +438,7 @@ class Terminal:
 
 def test_a_chat_survives_ctrl_c_and_ends_with_ctrl_d(demo):
     asked = "Who was Moses?"
-    with Terminal(demo, "--temperature", 0, "--max-tokens", 100, "--stats-json", "--ops", "reference") as terminal:
+    with Terminal(demo, "--temperature", 0, "--max-tokens", 100, "--stats", "json", "--ops", "reference") as terminal:
         terminal.read_until(r"> $")
         terminal.type(f"{asked}\r")
         first = terminal.read_until(r"\n> $")

@@ -191,6 +191,18 @@ def test_figures_of_nothing_are_zero():
         "weight_bytes_per_token": 0,
         "decode_gb_s": 0.0,
         "stop_reason": "",
+        "expert_hits": 0,
+        "expert_misses": 0,
+        "expert_hit_rate": 1.0,
+        "disk_bytes": 0,
+        "disk_gb_s": 0.0,
+        "stall_seconds": 0.0,
+        "prefetched_experts": 0,
+        "prefetched_and_used": 0,
+        "prefetch_recall": None,
+        "major_faults": 0,
+        "weights_ceiling_gb_s": None,
+        "disk_ceiling_gb_s": None,
     }
 
 
