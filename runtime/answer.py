@@ -107,7 +107,7 @@ def tier_text(figures: dict[str, float | int | str | None]) -> str:
         text += (f", {figures['disk_bytes']:,} bytes from the disk at {figures['disk_gb_s']} GB/s{ceiling}, "
                  f"{figures['stall_seconds']} s waiting for it")  # fmt: skip
     if figures["prefetch_recall"] is not None:
-        text += (f", {figures['prefetched_and_used']} of {figures['prefetched_experts']} prefetched ones used, "
+        text += (f", {figures['read_ahead_and_used']} of {figures['read_ahead_experts']} read ahead were used, "
                  f"recall {figures['prefetch_recall']:.1%}")  # fmt: skip
     return text
 

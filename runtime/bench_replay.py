@@ -20,7 +20,13 @@ def add_to_profile(file: Path, saved: Path) -> None:
     header, made = read_trace(file).header, profile.from_trace(read_trace(file))
     if saved.exists():
         made += profile.load(saved, header.layers, header.num_experts)
-    made.save(saved)
+    try:
+        made.save(saved)
+    except OSError as error:
+        expected, remedy = "a file that can be written", "choose another place"
+        raise InputError(
+            "cannot save a profile", file=saved, found=error.strerror, expected=expected, remedy=remedy
+        ) from error
 
 
 def print_replay(file: Path, slots: Sequence[int], as_json: bool) -> None:

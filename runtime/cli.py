@@ -154,16 +154,17 @@ def chat(answer: Answer, template: "ChatTemplate | None") -> None:
 
 def show_plan(folder: Path, kv: str, context: int | None, ram: int | None, threads: int | None, as_json: bool) -> None:
     """Where the memory would go, and the speed to expect."""
+    from mosaic.runtime import chat, engine  # noqa: F401 - as much of the program as a run has in memory
     from mosaic.runtime.loading import Loading
     from mosaic.runtime.machine import cores
-    from mosaic.runtime.ops.choice import option
+    from mosaic.runtime.ops.choice import OpsName, make_ops, option
     from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
     from mosaic.runtime.speeds import speeds
     from mosaic.runtime.state import KVFormat
     from mosaic.runtime.tokenizer import Tokenizer
 
     loading = Loading(folder, option("kv", kv, KVFormat), context=context, ram=ram)
-    tokenizer = Tokenizer(folder)  # takes memory that is planned for
+    needed = Tokenizer(folder), make_ops(OpsName.CPU, threads=threads)  # they take memory that is planned for
     found = speeds(*loading.spans, threads or cores())
     dense = sum(info.nbytes for info in loading.weights.dense().values())
     expected = expectations(loading.plan, loading.places, len(loading.weights.spec.layers), dense, found)
@@ -171,7 +172,7 @@ def show_plan(folder: Path, kv: str, context: int | None, ram: int | None, threa
         print(json.dumps(plan_dict(loading.plan, expected, found)))
     else:
         print(*plan_lines(loading.plan, expected, found), sep="\n")
-    del tokenizer
+    del needed
 
 
 def _usage(found: str, expected: str) -> InputError:

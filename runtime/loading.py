@@ -15,9 +15,11 @@ from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.recorded import RecordedExperts, open_recording
 from mosaic.runtime.experts.shards import ShardFiles
 from mosaic.runtime.experts.store import ExpertStore
+from mosaic.runtime.machine import total_memory
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.plan import MemoryPlan, make_plan
+from mosaic.runtime.sizes import format_size
 from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 
@@ -47,6 +49,11 @@ class Loading:
     """First what it would take (`plan`), then `load`. `ram`: bytes that this process may take."""
 
     def __init__(self, folder: Path, kv: KVFormat, *, context: int | None = None, ram: int | None = None) -> None:
+        if ram is not None and ram > total_memory():
+            expected, remedy = f"at most {format_size(total_memory())}", "give less with --ram"
+            raise InputError(
+                "more memory than this machine has", found=format_size(ram), expected=expected, remedy=remedy
+            )
         self.weights = Weights(folder)
         self.places = ExpertPlaces(self.weights)
         longest = self.weights.spec.max_position_embeddings

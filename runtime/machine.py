@@ -103,6 +103,11 @@ def resident_memory() -> int:
     return _kilobytes(Path("/proc/self/status"), "VmRSS")
 
 
+def total_memory() -> int:
+    """Bytes of memory that this machine has."""
+    return _kilobytes(Path("/proc/meminfo"), "MemTotal")
+
+
 def free_memory() -> int:
     """Bytes that can be had without pushing anything but page cache out, nor leaving what a container is given."""
     available, room = _kilobytes(Path("/proc/meminfo"), "MemAvailable"), cgroup_room()

@@ -16,7 +16,9 @@ from mosaic.runtime.sizes import format_size
 from mosaic.runtime.state import KVFormat, KVPool
 from mosaic.runtime.weights import Weights
 
-HEADROOM = 768 << 20  # left to others when nobody says how much to take
+HEADROOM = 768 << 20  # left to others when nobody says how much to take,
+HEADROOM_SHARE = 8  # but at most one part in so many of what is free
+GRAIN = 24 << 20  # what a process takes differs from start to start; so plans do not
 GROWTH = 32 << 20  # what the program takes once it computes: code that is touched, small weights in float32, stacks
 KV_SHARE = 8  # of a budget, at most one part in so many for keys and values, if nobody says how long the context is
 SHORTEST = 2048  # tokens of context that are worth a run
@@ -47,11 +49,16 @@ def make_plan(
     """
     spec = weights.catalog.spec
     if budget is None:
-        budget = free_memory() + resident_memory() - HEADROOM
+        free = free_memory()
+        budget = free + resident_memory() - min(HEADROOM, free // HEADROOM_SHARE)
     if context is None:
-        context = _affordable_context(spec, kv, budget)
+        shortest = min(SHORTEST, spec.max_position_embeddings)
+        try:
+            return make_plan(weights, places, kv, _affordable_context(spec, kv, budget), budget)
+        except InputError:
+            return make_plan(weights, places, kv, shortest, budget)
     fixed = {
-        "Python, torch, tokenizer": resident_memory() + GROWTH,
+        "Python, torch, tokenizer": -(-resident_memory() // GRAIN) * GRAIN + GROWTH,
         f"keys and values of {context:,} tokens": context * _kv_nbytes(spec, kv),
         "recurrent states, twice": 2 * _state_nbytes(spec),
     }

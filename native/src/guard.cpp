@@ -31,6 +31,8 @@ void handle(int signal, siginfo_t* info, void* context) {
     for (std::size_t i = 0; i < used.load(std::memory_order_acquire); ++i) {
         const std::uintptr_t end = mappings[i].end.load(std::memory_order_acquire);
         if (address < mappings[i].first.load(std::memory_order_relaxed) || address >= end) continue;
+        static std::atomic_flag told = ATOMIC_FLAG_INIT;
+        while (told.test_and_set()) pause();  // another thread is about to end the process
         const char* const message = mappings[i].message;
         const ssize_t written = write(STDERR_FILENO, message, std::strlen(message));
         static_cast<void>(written);

@@ -23,7 +23,10 @@ class ShardFiles:
     def descriptor(self, shard: str) -> int:
         """For reading; opened when first asked for."""
         if shard not in self._descriptors:
-            self._descriptors[shard] = open_direct(self._folder / shard, os.O_RDONLY)
+            try:
+                self._descriptors[shard] = open_direct(self._folder / shard, os.O_RDONLY)
+            except OSError as error:
+                raise self.failed(shard, error) from error
             self._marks[shard] = self._mark(shard)
         return self._descriptors[shard]
 
@@ -50,13 +53,14 @@ class ShardFiles:
 
     def failed(self, shard: str, error: OSError | EOFError) -> InputError:
         """What to tell about a read that failed."""
-        self.check(shard)  # the likelier cause, told better
+        if shard in self._marks:
+            self.check(shard)  # the likelier cause, told better
         return InputError(
             "a shard cannot be read",
             file=self._folder / shard,
             found=error,
             expected="its bytes",
-            remedy="check the disk (dmesg), then mosaic-verify the model directory",
+            remedy="check the disk (dmesg) and ulimit -n, then mosaic-verify the model directory",
         )
 
     def _mark(self, shard: str) -> tuple[int, int]:

@@ -41,7 +41,7 @@ class Traffic:
             "disk_bytes": self.disk_bytes,
             "disk_gb_s": round(self.disk_bytes / self.disk_seconds / 1e9, 3) if self.disk_seconds else 0.0,
             "stall_seconds": round(self.stall_seconds, 4),
-            "prefetched_experts": self.ahead,
-            "prefetched_and_used": self.ahead_used,
+            "read_ahead_experts": self.ahead,
+            "read_ahead_and_used": self.ahead_used,
             "prefetch_recall": None if self.recall is None else round(self.recall, 4),
         }
