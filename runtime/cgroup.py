@@ -5,10 +5,8 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-CACHE = (
-    ("active_file", "inactive_file"),
-    ("total_active_file", "total_inactive_file"),
-)  # page cache; version 1 has both
+#: Page cache, in this group; and with those below it, where version 1 counts them apart.
+CACHE = (("active_file", "inactive_file"), ("total_active_file", "total_inactive_file"))
 
 
 def cgroup_room(root: Path = ROOT, own: Path = OWN) -> int | None:
@@ -35,9 +33,7 @@ def _folders(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
         else:
             continue
         parts = Path(path).parts[1:]
-        for count in range(
-            len(parts) + 1
-        ):  # inside a container the path may be the host's: what is not there is no limit
+        for count in range(len(parts) + 1):  # in a container the path may be the host's: what is not there is no limit
             yield top.joinpath(*parts[:count]), names
 
 

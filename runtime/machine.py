@@ -14,7 +14,7 @@ from mosaic.format.e4m3 import BLOCK
 from mosaic.runtime.cgroup import cgroup_room
 
 CEILING_BYTES = 1 << 30  # read per pass: several times what the caches of most machines hold
-READ_DEPTH = 16  # of the reads that are measured, as of those of experts
+READ_DEPTH = 16  # reads of experts on their way at a time, and of those by which a disk is measured
 CEILING_SHARE = 4  # at most one part in so many of the free memory
 
 

@@ -68,8 +68,7 @@ def make_plan(
         return plan
     if not len(places):
         raise _too_little(budget, plan.total, context, spec, kv)
-    unfit = next((places[key].code_dtype for key in places if places[key].code_dtype == "F16"), None)
-    if unfit:
+    if any(places[key].code_dtype == "F16" for key in places):  # kernels convert them, once for each place in memory
         raise InputError(
             "experts in float16 are only used in memory",
             found=f"{format_size(budget)} of memory, {format_size(plan.total)} needed",

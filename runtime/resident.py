@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mosaic.format.direct import Memory, aligned, open_direct, read, spanned
-from mosaic.format.errors import InputError
 from mosaic.format.shard import TensorInfo
+from mosaic.runtime.experts.shards import changed, mark, unreadable
 
 CACHE_LINE = 64
 READ_BYTES = 4 << 20  # at a time
@@ -43,9 +43,9 @@ def read_tensors(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
                     try:
                         part = read(descriptor, offset, count, buffer.take(spanned(offset, offset + count)))
                     except OSError as error:
-                        raise _unreadable(info, error) from error
+                        raise unreadable(info.file, error) from error
                     if len(part) < count:
-                        raise _changed(info)
+                        raise changed(info.file)
                     memory[used + first : used + first + count] = part
                 tensors[name] = tensor_at(memory, info.dtype, info.shape, used)
                 used += _room(info)
@@ -65,7 +65,7 @@ class FileRows:
     def __init__(self, info: TensorInfo) -> None:
         self._info = info
         self._descriptor = os.open(info.file, os.O_RDONLY)
-        self._unchanged = _mark(self._descriptor)
+        self._unchanged = mark(self._descriptor)
         weakref.finalize(self, os.close, self._descriptor)
 
     def __call__(self, numbers: Sequence[int]) -> Tensor:
@@ -79,31 +79,10 @@ class FileRows:
                 for row, number in zip(found, numbers, strict=True)
             ]
         except OSError as error:
-            raise _unreadable(info, error) from error
-        if _mark(self._descriptor) != self._unchanged or min(counts) < width:
-            raise _changed(info)
+            raise unreadable(info.file, error) from error
+        if mark(self._descriptor) != self._unchanged or min(counts) < width:
+            raise changed(info.file)
         return torch.from_numpy(found).view(TORCH[info.dtype])
-
-
-def _mark(descriptor: int) -> tuple[int, int]:
-    """Size and time of the last change."""
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
-
-
-def _changed(info: TensorInfo) -> InputError:
-    return InputError(
-        "a shard changed while the model was running",
-        file=info.file,
-        found="a file that was written to",
-        expected="the file that was opened",
-        remedy="let nothing write to a model directory that is in use; mosaic-verify tells whether it is whole",
-    )
-
-
-def _unreadable(info: TensorInfo, error: OSError) -> InputError:
-    remedy = "check the disk (dmesg), then mosaic-verify the model directory"
-    return InputError("a shard cannot be read", file=info.file, found=error, expected="its bytes", remedy=remedy)
 
 
 def _room(info: TensorInfo) -> int:

@@ -18,9 +18,8 @@ from mosaic.runtime.experts.places import ExpertPlaces, check_sum
 from mosaic.runtime.experts.scales import ResidentScales
 from mosaic.runtime.experts.shards import ShardFiles
 from mosaic.runtime.experts.slots import SlotPolicy
+from mosaic.runtime.machine import READ_DEPTH
 from mosaic.runtime.weights import Expert
-
-DEPTH = 16  # reads on their way at a time
 
 Key = tuple[int, int]  # layer, expert
 
@@ -180,10 +179,12 @@ def _memory(nbytes: int) -> NDArray[np.uint8]:
 
 def _reader() -> _native.Reader:
     try:
-        return _native.Reader(DEPTH)
+        return _native.Reader(READ_DEPTH)
     except RuntimeError as error:
         remedy = "raise the limit of processes (ulimit -u)"
-        raise InputError("no threads to read with", found=error, expected=f"{DEPTH} more", remedy=remedy) from error
+        raise InputError(
+            "no threads to read with", found=error, expected=f"{READ_DEPTH} more", remedy=remedy
+        ) from error
 
 
 def _close(reader: _native.Reader, files: ShardFiles) -> None:

@@ -27,7 +27,7 @@ class ShardFiles:
                 self._descriptors[shard] = open_direct(self._folder / shard, os.O_RDONLY)
             except OSError as error:
                 raise self.failed(shard, error) from error
-            self._marks[shard] = self._mark(shard)
+            self._marks[shard] = mark(self._descriptors[shard])
         return self._descriptors[shard]
 
     def file(self, shard: str) -> Path:
@@ -36,15 +36,8 @@ class ShardFiles:
 
     def check(self, shard: str) -> None:
         """InputError if an open shard was written to or cut since it was opened."""
-        found = self._mark(shard)
-        if found != self._marks[shard]:
-            raise InputError(
-                "a shard changed while the model was running",
-                file=self._folder / shard,
-                found=f"{found[0]:,} bytes, written to since",
-                expected=f"{self._marks[shard][0]:,} bytes, untouched",
-                remedy="let nothing write to a model directory that is in use; mosaic-verify tells whether it is whole",
-            )
+        if mark(self._descriptors[shard]) != self._marks[shard]:
+            raise changed(self._folder / shard)
 
     def check_all(self) -> None:
         """The same for all that are open."""
@@ -55,17 +48,30 @@ class ShardFiles:
         """What to tell about a read that failed."""
         if shard in self._marks:
             self.check(shard)  # the likelier cause, told better
-        return InputError(
-            "a shard cannot be read",
-            file=self._folder / shard,
-            found=error,
-            expected="its bytes",
-            remedy="check the disk (dmesg) and ulimit -n, then mosaic-verify the model directory",
-        )
+        return unreadable(self._folder / shard, error)
 
-    def _mark(self, shard: str) -> tuple[int, int]:
-        status = os.fstat(self._descriptors[shard])
-        return status.st_size, status.st_mtime_ns
+
+def mark(descriptor: int) -> tuple[int, int]:
+    """Size and time of the last change of an open file."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def changed(file: Path) -> InputError:
+    """What to tell of a shard that is not what was opened."""
+    return InputError(
+        "a shard changed while the model was running",
+        file=file,
+        found="a file that was written to",
+        expected="the file that was opened",
+        remedy="let nothing write to a model directory that is in use; mosaic-verify tells whether it is whole",
+    )
+
+
+def unreadable(file: Path, error: Exception) -> InputError:
+    """What to tell of a read that failed."""
+    remedy = "check the disk (dmesg) and ulimit -n, then mosaic-verify the model directory"
+    return InputError("a shard cannot be read", file=file, found=error, expected="its bytes", remedy=remedy)
 
 
 def _close(descriptors: dict[str, int]) -> None:

@@ -59,6 +59,9 @@ def command(
 ) -> None:
     """Decode and prefill at every budget, with uniform and with skewed routing. The model is deleted afterwards."""
     check_sizes(layers, 248320)
+    if llama_python and os.getuid() != 0:
+        _note("llama.cpp is left out: only root can cap what it takes")
+        llama_python = None
     budgets = {text: parse_size("--ram", text) for text in ram}
     config = model_config(layers, 248320)
     with tempfile.TemporaryDirectory(prefix="bench-tiers.", dir=folder) as work:
