@@ -240,7 +240,9 @@ class Engine:
         request = Request([*first, *second], self.defaults, max_tokens=0, logprobs=0, score_prompt=True)
         generation = self.scheduler.submit(request)
         list(self.scheduler.tokens(generation))
-        return [scored.logprob for scored in generation.prompt_scores[len(first) :] if scored and scored.logprob is not None]
+        return [
+            scored.logprob for scored in generation.prompt_scores[len(first) :] if scored and scored.logprob is not None
+        ]
 
     def save_session(self, file: str | Path, document: Mapping[str, Any] | None = None) -> None:
         """Write what is remembered of prompts and answers, so that another process can go on from there.

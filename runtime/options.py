@@ -1,4 +1,4 @@
-"""Options that several programs have: what they are called, what they say, and what they may be. Loads nothing heavy."""
+"""Options that several programs have: names, help and checks. Loads nothing heavy."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,15 +30,11 @@ StateBudget = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Memory for states that later prompts can go on from; default: of 2 to 16."),
 ]
-Warm = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Routing profile: experts to read at the start.")
-]
+Warm = Annotated[Path | None, typer.Option(metavar="FILE", help="Routing profile: experts to read at the start.")]
 RecordRouting = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write (or continue) a trace of the router's choices.")
 ]
-Prefetch = Annotated[
-    bool, typer.Option("--prefetch", help="Read experts that the next layer will probably choose.")
-]
+Prefetch = Annotated[bool, typer.Option("--prefetch", help="Read experts that the next layer will probably choose.")]
 Check = Annotated[bool, typer.Option("--check", help="Compare the checksum of every expert that is read.")]
 
 
