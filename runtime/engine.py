@@ -1,186 +1,288 @@
-"""Prompt in, tokens out: prefill in chunks, decode one by one, and keep what the next turn can use."""
+"""The Python interface: a model directory, loaded and ready to answer.
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+    from mosaic.runtime import Engine
+
+    engine = Engine.load("qwen-mosaic", ram="8GiB")
+    print(engine.generate("Once upon a time", max_tokens=40).text)
+    for text in engine.stream("Once upon a time", max_tokens=40):
+        print(text, end="", flush=True)
+    messages = [{"role": "user", "content": "Why is the sky blue?"}]
+    print(engine.chat(messages)["content"])
+    print(sum(engine.score("The capital of France is", " Paris")))
+
+An engine belongs to one thread. What runs several requests at a time is `engine.scheduler`, and mosaic-serve.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
-from mosaic.runtime.conversation import Conversation
-from mosaic.runtime.experts.traffic import Traffic
-from mosaic.runtime.loading import Loading, LoadOptions
-from mosaic.runtime.machine import major_faults
-from mosaic.runtime.model import HybridModel
+from mosaic.runtime.answering import Answering
+from mosaic.runtime.grammar import Grammars
+from mosaic.runtime.loading import Loaded, Loading, LoadOptions
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.ops.cpu import threads
-from mosaic.runtime.prefill import PREFILL_CHUNK
-from mosaic.runtime.sampler import Sampler, Sampling, generation_defaults, stop_tokens
-from mosaic.runtime.speeds import Speeds, known_speeds
+from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
+from mosaic.runtime.ops.cpu import threads as ops_threads
+from mosaic.runtime.prefixes import StateCache
+from mosaic.runtime.request import Generation, Request, Stats
+from mosaic.runtime.sampler import Chosen
+from mosaic.runtime.sampling import Sampling, generation_defaults, stop_tokens
+from mosaic.runtime.scheduler import Scheduler
+from mosaic.runtime.session_file import SessionIdentity, load, save
+from mosaic.runtime.sizes import parse_size
+from mosaic.runtime.speeds import known_speeds
 from mosaic.runtime.state import KVFormat
+from mosaic.runtime.text.dialogue import Dialogue, message_of
+from mosaic.runtime.text.reply import Piece, PieceKind, ReplyReader
+from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
 
+Messages = Sequence[Mapping[str, Any]]
 
-@dataclass
-class Stats:
-    """What one answer took. Times in seconds."""
 
-    prompt_tokens: int = 0
-    reused_tokens: int = 0  # of the prompt, already in the state from an earlier turn
-    generated_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    decoded_tokens: int = 0  # tokens the model was run for, one at a time
-    weight_bytes_per_token: int = 0
-    stop_reason: str = ""
-    major_faults: int = 0  # pages that had to be read when they were touched
-    traffic: Traffic = field(default_factory=Traffic)
-    ceilings: Speeds | None = None  # of this machine, if they were measured before
+@dataclass(frozen=True)
+class Answer:
+    """A text that was generated. `finish_reason`: as in FinishReason. `tokens` are all that were chosen."""
 
-    def as_dict(self) -> dict[str, float | int | str | None]:
-        """The figures and what follows from them."""
-        computed = self.prompt_tokens - self.reused_tokens
-        decode = self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "reused_tokens": self.reused_tokens,
-            "generated_tokens": self.generated_tokens,
-            "prefill_seconds": round(self.prefill_seconds, 4),
-            "prefill_tok_s": round(computed / self.prefill_seconds, 2) if self.prefill_seconds else 0.0,
-            "decode_seconds": round(self.decode_seconds, 4),
-            "decode_tok_s": round(decode, 2),
-            "weight_bytes_per_token": self.weight_bytes_per_token,
-            "decode_gb_s": round(decode * self.weight_bytes_per_token / 1e9, 3),
-            "stop_reason": self.stop_reason,
-            **self.traffic.as_dict(),
-            "major_faults": self.major_faults,
-            "weights_ceiling_gb_s": round(self.ceilings.weights / 1e9, 3) if self.ceilings else None,
-            "disk_ceiling_gb_s": round(self.ceilings.disk / 1e9, 3) if self.ceilings else None,
-        }
+    text: str
+    tokens: list[Chosen]
+    finish_reason: str
+    stats: Stats
 
 
 class Engine:
-    """One model with one conversation. `context`: most tokens of prompt and answer together."""
+    """A model that is ready to answer. Made by `Engine.load`."""
 
-    def __init__(
-        self,
-        model: HybridModel,
-        tokenizer: Tokenizer,
-        defaults: Sampling,
-        stop: frozenset[int],
-        context: int,
-        traffic: Callable[[], Traffic] = Traffic,
-        check: Callable[[], None] = lambda: None,
-        ceilings: Speeds | None = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.defaults = defaults
-        self.stop = stop
-        self.context = context
-        self._conversation = Conversation(model)
-        self._traffic = traffic
-        self._check = check
-        self._ceilings = ceilings
+    def __init__(self, folder: Path, loading: Loading, loaded: Loaded) -> None:
+        self.folder = folder
+        self.model = loaded.model
+        self.tokenizer = Tokenizer(folder)
+        recommended = generation_defaults(folder)
+        self.defaults: Sampling = recommended.sampling
+        self.stop: frozenset[int] = recommended.stop | _config_stop(folder)
+        self.context: int = loading.plan.context
+        self.num_tokens = min(self.tokenizer.num_tokens, loaded.model.spec.vocab_size)
+        self._weights = loading.weights
+        self.scheduler = Scheduler(
+            loaded.model,
+            num_tokens=self.num_tokens,
+            stop=self.stop,
+            context=self.context,
+            places=loading.parallel,
+            cache=StateCache(loading.plan.kept),
+            traffic=lambda: loaded.experts.traffic,
+            check=loaded.check,
+            ceilings=known_speeds(*loading.spans, ops_threads()),
+        )
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        ram: int | str | None = None,
+        context: int | None = None,
+        kv: str = "bf16",
+        parallel: int = 1,
+        state_budget: int | str | None = None,
+        ops: Ops | str = "cpu",
+        activations: str = "f32",
+        threads: int | None = None,
+        options: LoadOptions | None = None,
+    ) -> "Engine":
+        """A model directory, made ready within `ram` (bytes, or as "8GiB"; by default what is free).
+
+        `context`: most tokens of prompt and answer together; by default the model's, or what memory allows. `kv`: f32,
+        bf16 or e4m3. `parallel`: sequences at a time. `state_budget`: memory for states that later prompts go on from.
+        InputError for whatever is not as it should be.
+        """
+        folder = Path(folder).expanduser()
+        if isinstance(ops, str):
+            ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
+        loading = Loading(
+            folder,
+            option("kv", kv, KVFormat),
+            context=context,
+            ram=_nbytes("ram", ram),
+            parallel=parallel,
+            state_budget=_nbytes("state_budget", state_budget),
+        )
+        Tokenizer(folder)  # what is refused is refused before the weights are read, and what it takes is planned for
+        return cls(folder, loading, loading.load(ops, options or LoadOptions()))
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called: the name of its directory."""
+        return self.folder.resolve().name
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The model's chat template; InputError if it has none."""
+        return ChatTemplate(self.folder)
+
+    @cached_property
+    def dialogue(self) -> Dialogue:
+        """Turns messages into prompts, and tokens into replies."""
+        return Dialogue(self.tokenizer, self.template)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Makes masks that keep an answer within a grammar."""
+        return Grammars(self.tokenizer, self.stop)
+
+    @property
+    def identity(self) -> SessionIdentity:
+        """What a session file must have been made with."""
+        return SessionIdentity.of(self.model, self._weights.catalog)
 
     def generate(
-        self, prompt: Sequence[int], sampling: Sampling, seed: int | None, max_tokens: int | None, stats: Stats
-    ) -> Iterator[int]:
-        """Tokens that follow the prompt, as they are chosen; ends before a stop token. Fills `stats` as it goes."""
-        self._check_prompt(prompt)
-        traffic, faults = self._traffic(), major_faults()
-        sampler = Sampler(sampling, seed, min(self.tokenizer.num_tokens, self.model.spec.vocab_size))
-        stats.weight_bytes_per_token = self.model.nbytes_per_token
-        stats.prompt_tokens = len(prompt)
-        stats.ceilings = self._ceilings
-        start = time.perf_counter()
-        conversation = self._conversation
-        conversation.rewind(prompt)
-        stats.reused_tokens = len(conversation.tokens)
-        logits = self._prefill(prompt[stats.reused_tokens :])
-        conversation.mark()
-        stats.prefill_seconds = time.perf_counter() - start
-        self._count(stats, traffic, faults)
-        while len(conversation.tokens) < self.context:
-            token = sampler.choose(logits)
-            if token in self.stop:
-                stats.stop_reason = "stop token"
-                return
-            stats.generated_tokens += 1
-            yield token
-            if stats.generated_tokens == max_tokens:
-                stats.stop_reason = "max tokens"
-                return
-            if len(conversation.tokens) + 1 == self.context:
-                break
-            start = time.perf_counter()
-            logits = self._run([token])
-            stats.decode_seconds += time.perf_counter() - start
-            stats.decoded_tokens += 1
-            self._count(stats, traffic, faults)
-        stats.stop_reason = "context full"
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        logprobs: int | None = None,
+        **sampling: Any,
+    ) -> Answer:
+        """The text that follows `prompt`.
 
-    def _count(self, stats: Stats, traffic: Traffic, faults: int) -> None:
-        """Note what happened since these figures."""
-        stats.traffic = self._traffic().since(traffic)
-        stats.major_faults = major_faults() - faults
+        `stop`: strings that end it, and are not part of it. `logprobs`: report the log-probability of each token, and
+        of so many of the likeliest. `sampling`: fields of Sampling that differ from the model's defaults.
+        """
+        answering = self._continue(prompt, max_tokens, stop, seed, logprobs, sampling)
+        text = "".join(piece.text for piece in answering)
+        return _answer(text, answering)
 
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
-        if not prompt:
-            raise InputError("the prompt is empty", found="no tokens", expected="some text", remedy="write a prompt")
-        if len(prompt) > self.context:
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        **sampling: Any,
+    ) -> Iterator[str]:
+        """The same text as it comes. Closing the iterator ends the work."""
+        for piece in self._continue(prompt, max_tokens, stop, seed, None, sampling):
+            yield piece.text
+
+    def chat(self, messages: Messages, **options: Any) -> dict[str, Any]:
+        """The assistant's next message: role, content, reasoning_content, tool_calls, as the OpenAI API has them.
+
+        `options`: as of `chat_stream`.
+        """
+        return message_of(list(self.chat_stream(messages, **options)))
+
+    def chat_stream(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        after_step: Callable[[Generation], object] = lambda generation: None,
+        **sampling: Any,
+    ) -> Iterator[Piece]:
+        """Pieces of the assistant's next message: reasoning, content, tool calls. Closing the iterator ends the work.
+
+        `messages`, `tools`: as the OpenAI API has them. `thinking`: on or off where the template knows; None: as it
+        likes. `after_step` is told of the generation after every step.
+        """
+        yield from self.answering(
+            messages, tools=tools, thinking=thinking, max_tokens=max_tokens, stop=stop, seed=seed,
+            after_step=after_step, **sampling,
+        )  # fmt: skip
+
+    def answering(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        after_step: Callable[[Generation], object] = lambda generation: None,
+        **sampling: Any,
+    ) -> Answering:
+        """What `chat_stream` iterates, with the generation's figures."""
+        prompt = self.dialogue.prompt(messages, tools, thinking)
+        request = Request(
+            prompt.tokens,
+            replace(self.defaults, **sampling),
+            seed=seed,
+            max_tokens=max_tokens,
+            boundaries=prompt.boundaries,
+        )
+        return Answering(self.scheduler, request, self.dialogue.reader(prompt, stop, tools), after_step)
+
+    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> list[float]:
+        """Log-probabilities, in nats, of the tokens of `continuation` after `prompt`. Both have at least one token.
+
+        They are tokenised apart, so that the sum is that of exactly these tokens.
+        """
+        first, second = self._tokens(prompt), self._tokens(continuation)
+        if not first or not second:
             raise InputError(
-                "the prompt does not fit the context",
-                found=f"{len(prompt):,} tokens",
-                expected=f"at most {self.context:,}",
-                remedy="shorten the prompt, raise --context if the model allows it, or start a new chat",
+                "nothing to score",
+                found=f"{len(first)} tokens of prompt, {len(second)} of continuation",
+                expected="at least one of each",
+                remedy="give more text",
             )
+        request = Request([*first, *second], self.defaults, max_tokens=0, logprobs=0, score_prompt=True)
+        generation = self.scheduler.submit(request)
+        list(self.scheduler.tokens(generation))
+        return [
+            scored.logprob for scored in generation.prompt_scores[len(first) :] if scored and scored.logprob is not None
+        ]
 
-    def _prefill(self, tokens: Sequence[int]) -> NDArray[np.floating]:
-        """Logits [V] after the tokens, computed in chunks that begin at multiples of PREFILL_CHUNK."""
-        first = 0
-        while True:
-            last = min(first + PREFILL_CHUNK - len(self._conversation.tokens) % PREFILL_CHUNK, len(tokens))
-            if last == len(tokens):
-                return self._run(tokens[first:])
-            self._conversation.extend(tokens[first:last])
-            first = last
+    def save_session(self, file: str | Path, document: Mapping[str, Any] | None = None) -> None:
+        """Write what is remembered of prompts and answers, so that another process can go on from there.
 
-    def _run(self, tokens: Sequence[int]) -> NDArray[np.floating]:
-        """Logits [V] after some tokens."""
-        logits = self.model.logits(self._conversation.extend(tokens)[-1:])[0].numpy()
-        self._check()  # before anyone believes them
-        return logits
+        `document`: anything JSON that belongs to it, the messages for one.
+        """
+        save(Path(file), self.identity, self.scheduler.cache.entries(), dict(document or {}))
+
+    def load_session(self, file: str | Path) -> dict[str, Any]:
+        """Remember what `save_session` wrote; its document. InputError if it is of another model, or damaged."""
+        states, document = load(Path(file), self.identity, self.model)
+        for tokens, snapshot in states:
+            self.scheduler.cache.put(tokens, snapshot)
+        return document
+
+    def _continue(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None,
+        stop: Sequence[str],
+        seed: int | None,
+        logprobs: int | None,
+        sampling: Mapping[str, Any],
+    ) -> Answering:
+        chosen = replace(self.defaults, **sampling)
+        request = Request(self._tokens(prompt), chosen, seed=seed, max_tokens=max_tokens, logprobs=logprobs)
+        return Answering(self.scheduler, request, ReplyReader(self.tokenizer, stop=stop))
+
+    def _tokens(self, text: str | Sequence[int]) -> Sequence[int]:
+        return self.tokenizer.encode(text) if isinstance(text, str) else text
 
 
-def load_engine(
-    folder: Path,
-    ops: Ops,
-    *,
-    kv: KVFormat = KVFormat.BF16,
-    context: int | None = None,
-    ram: int | None = None,
-    options: LoadOptions | None = None,
-) -> Engine:
-    """An engine over a model directory. Without `context`, the model's own, or what `ram` bytes of memory allow."""
-    loading = Loading(folder, kv, context=context, ram=ram)
-    tokenizer, defaults = Tokenizer(folder), generation_defaults(folder)
-    loaded = loading.load(ops, options or LoadOptions())
-    stop = defaults.stop | _config_stop(folder)
-    return Engine(
-        loaded.model,
-        tokenizer,
-        defaults.sampling,
-        stop,
-        loading.plan.context,
-        lambda: loaded.experts.traffic,
-        loaded.check,
-        known_speeds(*loading.spans, threads()),
-    )
+def _answer(text: str, answering: Answering) -> Answer:
+    generation = answering.generation
+    assert generation.finish_reason
+    return Answer(text, answering.chosen, generation.finish_reason, generation.stats)
+
+
+def _nbytes(name: str, size: int | str | None) -> int | None:
+    return parse_size(name, size) if isinstance(size, str) else size
 
 
 def _config_stop(folder: Path) -> frozenset[int]:

@@ -18,7 +18,7 @@ from mosaic.runtime.experts.store import ExpertStore
 from mosaic.runtime.machine import total_memory
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.plan import MemoryPlan, make_plan
+from mosaic.runtime.plan import MemoryPlan, Wishes, make_plan
 from mosaic.runtime.sizes import format_size
 from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
@@ -46,9 +46,22 @@ class Loaded:
 
 
 class Loading:
-    """First what it would take (`plan`), then `load`. `ram`: bytes that this process may take."""
+    """First what it would take (`plan`), then `load`.
 
-    def __init__(self, folder: Path, kv: KVFormat, *, context: int | None = None, ram: int | None = None) -> None:
+    `ram`: bytes that this process may take; `parallel`: sequences at a time, each of at most `context` tokens;
+    `state_budget`: bytes for recurrent states that are kept for later prompts.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kv: KVFormat,
+        *,
+        context: int | None = None,
+        ram: int | None = None,
+        parallel: int = 1,
+        state_budget: int | None = None,
+    ) -> None:
         if ram is not None and ram > total_memory():
             expected, remedy = f"at most {format_size(total_memory())}", "give less with --ram"
             raise InputError(
@@ -61,14 +74,12 @@ class Loading:
             expected, remedy = f"1 to {longest:,}", "choose one in this range"
             raise InputError("--context is out of range", found=context, expected=expected, remedy=remedy)
         self._folder = folder
-        self._kv = kv
-        self._context = context
-        self._ram = ram
+        self._wishes = Wishes(kv, context, parallel, state_budget, ram)
 
     @cached_property
     def plan(self) -> MemoryPlan:
         """Made when it is first asked for, of a process that has everything else by then."""
-        return make_plan(self.weights, self.places, self._kv, self._context, self._ram)
+        return make_plan(self.weights, self.places, self._wishes)
 
     @property
     def spans(self) -> tuple[Path, int]:
@@ -96,7 +107,7 @@ class Loading:
         if writer:
             weakref.finalize(experts, writer.close)
             experts = RecordedExperts(experts, writer)
-        model = HybridModel(self.weights, ops, self._kv, experts, foretell=options.prefetch)
+        model = HybridModel(self.weights, ops, self._wishes.kv, experts, foretell=options.prefetch)
         return Loaded(model, experts, check)
 
     def _wanted(self, file: Path) -> list[tuple[int, int]]:

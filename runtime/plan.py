@@ -3,7 +3,7 @@
 All figures are bytes of resident memory of this process at its peak. Nothing is allocated here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mosaic.format.errors import InputError
 from mosaic.format.spec import Mixer, ModelSpec
@@ -22,14 +22,21 @@ GRAIN = 24 << 20  # what a process takes differs from start to start; so plans d
 GROWTH = 32 << 20  # what the program takes once it computes: code that is touched, small weights in float32, stacks
 KV_SHARE = 8  # of a budget, at most one part in so many for keys and values, if nobody says how long the context is
 SHORTEST = 2048  # tokens of context that are worth a run
+KEPT = 16  # recurrent states that are kept for later prompts where memory allows, for each sequence at a time;
+LEAST_KEPT = 2  # at least these: where a prompt's last message ends, and where the answer ends
+KEPT_SHARE = 32  # of a budget that does not hold all experts, at most one part in so many for more than that
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """`slots`: how many experts are in memory at a time; None if everything is mapped and stays there."""
+    """`slots`: how many experts are in memory at a time; None if everything is mapped and stays there.
+
+    `kept`: bytes for recurrent states that are kept for later prompts.
+    """
 
     budget: int
     context: int
+    kept: int
     slots: int | None
     num_experts: int  # in all layers
     items: dict[str, int]
@@ -40,34 +47,57 @@ class MemoryPlan:
         return sum(self.items.values())
 
 
-def make_plan(
-    weights: Weights, places: ExpertPlaces, kv: KVFormat, context: int | None = None, budget: int | None = None
-) -> MemoryPlan:
-    """The plan of a run. `budget`: bytes it may take; without it, what is free here, less some head-room.
+@dataclass(frozen=True)
+class Wishes:
+    """What may be said of the memory of a run. Sizes in bytes; what is None is chosen.
+
+    `context`: tokens of a sequence. `parallel`: sequences at a time. `kept`: for recurrent states that later prompts
+    may begin with. `budget`: for everything.
+    """
+
+    kv: KVFormat = KVFormat.BF16
+    context: int | None = None
+    parallel: int = 1
+    kept: int | None = None
+    budget: int | None = None
+
+
+def make_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes) -> MemoryPlan:
+    """The plan of a run. Without a budget, it is what is free here, less some head-room.
 
     InputError if the budget is below what has to be in memory: dense weights, states, two layers' experts of a token.
     """
-    spec = weights.catalog.spec
-    if budget is None:
+    spec, kv, sequences = weights.catalog.spec, wishes.kv, wishes.parallel
+    if wishes.budget is None:
         free = free_memory()
         budget = free + resident_memory() - min(HEADROOM, free // HEADROOM_SHARE)
-    if context is None:
-        shortest = min(SHORTEST, spec.max_position_embeddings)
+        return make_plan(weights, places, replace(wishes, budget=budget))
+    budget = wishes.budget
+    if wishes.context is None:
+        affordable, shortest = _affordable_context(spec, wishes, budget), min(SHORTEST, spec.max_position_embeddings)
         try:
-            return make_plan(weights, places, kv, _affordable_context(spec, kv, budget), budget)
+            return make_plan(weights, places, replace(wishes, context=affordable))
         except InputError:
-            return make_plan(weights, places, kv, shortest, budget)
-    fixed = {
-        "Python, torch, tokenizer": -(-resident_memory() // GRAIN) * GRAIN + GROWTH,
-        f"keys and values of {context:,} tokens": context * _kv_nbytes(spec, kv),
-        "recurrent states, twice": 2 * _state_nbytes(spec),
-    }
-    mapped = {"weights": weights.nbytes, **fixed, "prompt in work": _scratch_nbytes(spec, context, 1.0)}
-    plan = MemoryPlan(budget, context, None, len(places), mapped)
-    if plan.total <= budget:
-        return plan
+            return make_plan(weights, places, replace(wishes, context=shortest))
+    context, state = wishes.context, _state_nbytes(spec)
+    most, least = (count * sequences * state if wishes.kept is None else wishes.kept for count in (KEPT, LEAST_KEPT))
+
+    def fixed(kept: int) -> dict[str, int]:
+        of_all = f"{sequences} x " if sequences > 1 else ""
+        return {
+            "Python, torch, tokenizer": -(-resident_memory() // GRAIN) * GRAIN + GROWTH,
+            f"keys and values of {of_all}{context:,} tokens": sequences * context * _kv_nbytes(spec, kv),
+            "recurrent states": sequences * state,
+            "states kept for later prompts": kept,
+        }
+
+    for kept in (most, least):
+        mapped = {"weights": weights.nbytes, **fixed(kept), "prompt in work": _scratch_nbytes(spec, context, 1.0)}
+        plan = MemoryPlan(budget, context, kept, None, len(places), mapped)
+        if plan.total <= budget:
+            return plan
     if not len(places):
-        raise _too_little(budget, plan.total, context, spec, kv)
+        raise _too_little(plan.total, spec, wishes)
     if any(places[key].code_dtype == "F16" for key in places):  # kernels convert them, once for each place in memory
         raise InputError(
             "experts in float16 are only used in memory",
@@ -75,43 +105,49 @@ def make_plan(
             expected="E4M3, BF16 or F32 experts",
             remedy="give more with --ram, or convert the checkpoint again with a recipe that does not keep them",
         )
-    dense = {"dense weights": resident_nbytes(weights.dense()), **fixed}
     slot = slot_nbytes(places)
-    least = 2 * places.top_k
+    scales = sum(places[key].scale_nbytes for key in places)
+    dense = resident_nbytes(weights.dense())
+    kept = min(max(least, budget // KEPT_SHARE), most)
 
-    def with_slots(count: int) -> MemoryPlan:
-        scales = sum(places[key].scale_nbytes for key in places)
+    def with_slots(count: int, kept: int) -> MemoryPlan:
         share = min(1.0, count / places.num_experts)  # of a layer's experts that can be there at once
         items = {
             "expert slots": count * slot,
             "scales of all experts": scales,
-            **dense,
+            "dense weights": dense,
+            **fixed(kept),
             "prompt in work": _scratch_nbytes(spec, context, share),
         }
-        return MemoryPlan(budget, context, count, len(places), items)
+        return MemoryPlan(budget, context, kept, count, len(places), items)
 
-    needed = with_slots(least).total
+    low, high = 2 * places.top_k, len(places)
+    if with_slots(low, kept).total > budget:
+        kept = least
+    needed = with_slots(low, kept).total
     if needed > budget:
-        raise _too_little(budget, needed, context, spec, kv)
-    low, high = least, len(places)
+        raise _too_little(needed, spec, wishes)
     while low < high:  # the most that fit; the share of a layer makes it no plain division
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if with_slots(middle).total <= budget else (low, middle - 1)
-    return with_slots(low)
+        low, high = (middle, high) if with_slots(middle, kept).total <= budget else (low, middle - 1)
+    return with_slots(low, kept)
 
 
-def _too_little(budget: int, needed: int, context: int, spec: ModelSpec, kv: KVFormat) -> InputError:
+def _too_little(needed: int, spec: ModelSpec, wishes: Wishes) -> InputError:
+    assert wishes.context is not None
+    assert wishes.budget is not None
+    tokens = wishes.parallel * wishes.context
     return InputError(
         "the memory does not suffice for this model",
-        found=format_size(budget),
-        expected=f"at least {format_size(needed)}, of which {context:,} tokens of context take "
-        f"{format_size(context * _kv_nbytes(spec, kv))}",
+        found=format_size(wishes.budget),
+        expected=f"at least {format_size(needed)}, of which {tokens:,} tokens of context take "
+        f"{format_size(tokens * _kv_nbytes(spec, wishes.kv))}",
         remedy="give more with --ram, free some, or shorten --context",
     )
 
 
-def _affordable_context(spec: ModelSpec, kv: KVFormat, budget: int) -> int:
-    fitting = budget // KV_SHARE // max(_kv_nbytes(spec, kv), 1)
+def _affordable_context(spec: ModelSpec, wishes: Wishes, budget: int) -> int:
+    fitting = budget // KV_SHARE // max(wishes.parallel * _kv_nbytes(spec, wishes.kv), 1)
     return min(spec.max_position_embeddings, max(fitting // SHORTEST * SHORTEST, SHORTEST))
 
 

@@ -11,7 +11,7 @@ from mosaic.runtime import speeds as speeds_module
 from mosaic.runtime.cgroup import cgroup_room
 from mosaic.runtime.experts.arena import slot_nbytes
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.plan import MemoryPlan, make_plan
+from mosaic.runtime.plan import MemoryPlan, Wishes, make_plan
 from mosaic.runtime.plan_text import Expectation, expectations, plan_dict, plan_lines, skewed_hit_rate
 from mosaic.runtime.sizes import format_size, parse_size
 from mosaic.runtime.speeds import Speeds, speeds
@@ -37,7 +37,7 @@ def base(monkeypatch):
 
 
 def plan(model, budget, context=256, kv=KVFormat.BF16):
-    return make_plan(*model, kv, context, budget)
+    return make_plan(*model, Wishes(kv, context, kept=0, budget=budget))
 
 
 def least_for_all(model):
@@ -89,9 +89,9 @@ def test_a_dense_model_that_does_not_fit_is_refused(base, tmp_path):
     write_checkpoint(Tiny(family="qwen3_moe", mlp_only_layers=(0, 1, 2, 3)), tmp_path / "source")
     weights = Weights(convert_folder(tmp_path / "source", tmp_path / "out"))
     places = ExpertPlaces(weights)
-    assert make_plan(weights, places, KVFormat.BF16, 256, 1 << 40).slots is None
+    assert make_plan(weights, places, Wishes(context=256, kept=0, budget=1 << 40)).slots is None
     with pytest.raises(InputError, match="memory does not suffice"):
-        make_plan(weights, places, KVFormat.BF16, 256, MIB)
+        make_plan(weights, places, Wishes(context=256, kept=0, budget=MIB))
 
 
 def test_float16_experts_have_no_slots(base, tmp_path):
@@ -99,9 +99,9 @@ def test_float16_experts_have_no_slots(base, tmp_path):
     write_checkpoint(Tiny(dtype="float16", moe_inter=72, mtp=False, visual=False), tmp_path / "source")
     weights = Weights(convert_folder(tmp_path / "source", tmp_path / "out"))
     places = ExpertPlaces(weights)
-    whole = make_plan(weights, places, KVFormat.BF16, 256, 1 << 40)
+    whole = make_plan(weights, places, Wishes(context=256, kept=0, budget=1 << 40))
     with pytest.raises(InputError, match="float16"):
-        make_plan(weights, places, KVFormat.BF16, 256, whole.total - 1)
+        make_plan(weights, places, Wishes(context=256, kept=0, budget=whole.total - 1))
 
 
 @pytest.mark.parametrize(("kv", "factor"), [(KVFormat.F32, 4), (KVFormat.BF16, 2)])
@@ -115,9 +115,9 @@ def test_the_context_without_a_wish_takes_an_eighth(model, base):
     found = plan(model, 1 << 40, None)
     assert found.context == model[0].spec.max_position_embeddings
     per_token = found.items[f"keys and values of {found.context:,} tokens"] // found.context
-    small = plan_module._affordable_context(model[0].spec, KVFormat.BF16, 8 * 3000 * per_token)
+    small = plan_module._affordable_context(model[0].spec, Wishes(), 8 * 3000 * per_token)
     assert small == plan_module.SHORTEST
-    assert plan_module._affordable_context(model[0].spec, KVFormat.BF16, 1) == plan_module.SHORTEST
+    assert plan_module._affordable_context(model[0].spec, Wishes(), 1) == plan_module.SHORTEST
 
 
 def test_without_a_budget_it_is_what_is_free(model, base, monkeypatch):
@@ -140,18 +140,18 @@ def test_hit_rates_rise_with_the_share():
 
 def test_expectations_are_bytes_over_speeds(model):
     places, found = model[1], Speeds(weights=1e9, disk=1e8)
-    half = MemoryPlan(1, 1, len(places) // 2, len(places), {"a": 1})
+    half = MemoryPlan(1, 1, 0, len(places) // 2, len(places), {"a": 1})
     nbytes = places.top_k * len(places.layers) * places[0, 0].nbytes
     expected = expectations(half, places, 0, 10**6, found)
     seconds = (10**6 + nbytes) / 1e9 + nbytes / 2 / 1e8
     assert expected["uniform routing"].tok_s == pytest.approx(1 / seconds)
     assert expected["skewed routing"].tok_s > expected["uniform routing"].tok_s
-    whole = MemoryPlan(1, 1, None, len(places), {"a": 1})
+    whole = MemoryPlan(1, 1, 0, None, len(places), {"a": 1})
     assert expectations(whole, places, 0, 10**6, found)["all in memory"].tok_s == pytest.approx(1e9 / (10**6 + nbytes))
 
 
 def test_a_plan_as_text_and_as_json():
-    found = MemoryPlan(5 << 30, 4096, 77, 512, {"expert slots": 3 << 30, "dense weights": 1 << 30})
+    found = MemoryPlan(5 << 30, 4096, 0, 77, 512, {"expert slots": 3 << 30, "dense weights": 1 << 30})
     expected, measured = {"uniform routing": Expectation(0.25, 12.34)}, Speeds(30e9, 2e9)
     text = "\n".join(plan_lines(found, expected, measured))
     for part in (

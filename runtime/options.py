@@ -1,0 +1,59 @@
+"""Options that several programs have: names, help and checks. Loads nothing heavy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mosaic.format.errors import InputError
+from mosaic.recipes import demo_model
+from mosaic.runtime.sizes import parse_size
+
+Demo = Annotated[bool, typer.Option("--demo", help="Use the embedded demo model instead of OUT.")]
+Context = Annotated[
+    int | None, typer.Option(help="Most tokens of prompt and answer; default: the model's, if memory allows.")
+]
+KV = Annotated[str, typer.Option("--kv", help="How keys and values are kept: f32, bf16 or e4m3.")]
+OpsChoice = Annotated[str, typer.Option("--ops", help="Who computes: cpu, or reference (slow, float64).")]
+ActivationsChoice = Annotated[
+    str, typer.Option("--activations", help="What E4M3 weights are multiplied with: f32, or bf16 where the CPU can.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use; default: all cores."),
+]
+Ram = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory to take, as 8GiB; default: what is free, but for some head-room."),
+]
+StateBudget = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory for states that later prompts can go on from; default: of 2 to 16."),
+]
+Warm = Annotated[Path | None, typer.Option(metavar="FILE", help="Routing profile: experts to read at the start.")]
+RecordRouting = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write (or continue) a trace of the router's choices.")
+]
+Prefetch = Annotated[bool, typer.Option("--prefetch", help="Read experts that the next layer will probably choose.")]
+Check = Annotated[bool, typer.Option("--check", help="Compare the checksum of every expert that is read.")]
+
+
+def size(option: str, text: str | None) -> int | None:
+    """Bytes of a size, if there is one."""
+    return None if text is None else parse_size(option, text)
+
+
+def one_model(out: Path | None, demo: bool, program: str) -> None:
+    """InputError unless exactly one of OUT and --demo is given."""
+    if demo == (out is not None):
+        raise InputError(
+            "which model is not clear",
+            found="OUT and --demo together" if demo else "neither OUT nor --demo",
+            expected="one of them",
+            remedy=f"see {program} --help",
+        )
+
+
+def model_folder(out: Path | None) -> Path:
+    """OUT, or the demo, which is converted now if it was not before."""
+    return demo_model() if out is None else out

@@ -1,0 +1,271 @@
+"""Runs several requests over one model at a time: a piece of a prompt, then a token of each answer, and so on.
+
+One thread, no I/O. What a request's tokens are does not depend on what runs beside it. States that later prompts may
+begin with are kept: where the last message of a prompt ends, and where an answer ends.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mosaic.format.errors import InputError
+from mosaic.runtime.experts.traffic import Traffic
+from mosaic.runtime.machine import major_faults
+from mosaic.runtime.model import HybridModel
+from mosaic.runtime.prefill import IN_COMPANY, PREFILL_CHUNK, SHORTEST, next_cut
+from mosaic.runtime.prefixes import StateCache
+from mosaic.runtime.prompt_scores import scores_of
+from mosaic.runtime.request import FinishReason, Generation, Request
+from mosaic.runtime.running import Running
+from mosaic.runtime.sampler import Chosen
+from mosaic.runtime.speeds import Speeds
+
+
+class Scheduler:
+    """Requests over a model.
+
+    `places`: sequences in work at a time, each of at most `context` tokens; further requests wait their turn.
+    `num_tokens`: ids from here on are padding of the head. `stop`: tokens that end every text.
+    """
+
+    def __init__(
+        self,
+        model: HybridModel,
+        *,
+        num_tokens: int,
+        stop: frozenset[int],
+        context: int,
+        places: int,
+        cache: StateCache,
+        traffic: Callable[[], Traffic] = Traffic,
+        check: Callable[[], None] = lambda: None,
+        ceilings: Speeds | None = None,
+    ) -> None:
+        self.model = model
+        self.stop = stop
+        self.context = context
+        self.cache = cache
+        self._num_tokens = num_tokens
+        self._places = places
+        self._traffic = traffic
+        self._check = check
+        self._ceilings = ceilings
+        self._most_pages = places * model.pages(context)
+        self._waiting: deque[Generation] = deque()
+        self._reading: deque[Running] = deque()  # whoever is first reads the next piece of its prompt
+        self._answering: list[Running] = []
+        self._sound = True  # False while states and tokens may disagree
+        self._debt = 0.0  # seconds that prompts have had while answers waited, and answers have not had back
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    @property
+    def active(self) -> int:
+        """Requests in work."""
+        return len(self._reading) + len(self._answering)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Where experts were found, since the model was loaded."""
+        return self._traffic()
+
+    def submit(self, request: Request) -> Generation:
+        """Put a request in the queue; `step` works on it. InputError if it can never be answered."""
+        self._check_prompt(request.prompt)
+        generation = Generation(request)
+        generation.stats.weight_bytes_per_token = self.model.nbytes_per_token
+        generation.stats.ceilings = self._ceilings
+        self._waiting.append(generation)
+        return generation
+
+    def cancel(self, generation: Generation, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """Give up a request; what is known of it already is kept for others. Nothing if it is over."""
+        self._drop_unsound()
+        if generation in self._waiting:
+            self._waiting.remove(generation)
+        for sequence in [*self._reading, *self._answering]:
+            if sequence.generation is generation:
+                self._end(sequence, reason)
+        generation.finish(reason)
+
+    def run(self, request: Request) -> Iterator[Chosen]:
+        """The tokens that follow, as they are chosen; others advance meanwhile. Cancelled when closed early."""
+        generation = self.submit(request)
+        return self.tokens(generation)
+
+    def tokens(self, generation: Generation) -> Iterator[Chosen]:
+        """What `run` gives, of a request that was submitted."""
+        try:
+            while True:
+                over = generation.finish_reason
+                yield from generation.take()
+                if over:
+                    break
+                self.step()
+            if generation.error:
+                raise generation.error
+        finally:
+            self.cancel(generation)
+
+    def step(self) -> bool:
+        """Run one token of each answer and, if it is a prompt's turn, read a piece of it. False if nothing is to do.
+
+        Prompts and answers get half of the time each.
+        """
+        self._drop_unsound()
+        while self._waiting and self.active < self._places:
+            self._reading.append(Running(self._waiting.popleft(), self.model.new_sequence(), self._num_tokens))
+        if not self.active:
+            return False
+        before, working = self._counters(), [*self._reading, *self._answering]
+        self._sound = False
+        try:
+            answering = list(self._answering)
+            if self._reading and (not answering or self._debt <= 0):
+                self._debt += self._read(self._reading[0])
+            if answering:
+                self._debt -= self._decode(answering)
+            self._debt = max(self._debt, 0.0) if self._answering else 0.0
+            self._sound = True
+        except InputError as error:  # a file that changed, say: states cannot be trusted, but those kept earlier
+            self._drop(FinishReason.FAILED, error)
+        for sequence in working:
+            sequence.count(before, self._counters())
+        return True
+
+    def _read(self, sequence: Running) -> float:
+        """The next piece of a prompt; after the last one, the first token of the answer. Seconds that it took."""
+        start = time.perf_counter()
+        self._reuse(sequence)
+        prompt, first = sequence.request.prompt, len(sequence.tokens)
+        limit = IN_COMPANY if self._answering else PREFILL_CHUNK
+        last = next_cut(first, sequence.marks, len(prompt), limit)
+        self._make_room([(first, last)])
+        hidden = self.model.hidden(prompt[first:last], sequence.state)
+        logits = self.model.logits(hidden[-1:])[0].numpy() if last == len(prompt) else None
+        self._score(sequence, hidden, first)
+        self._check()  # before anyone believes them
+        sequence.tokens.extend(prompt[first:last])
+        sequence.generation.prompt_done = last
+        if last in sequence.marks:
+            self._keep(sequence)
+        seconds = time.perf_counter() - start
+        sequence.stats.prefill_seconds += seconds
+        self._reading.rotate(-1)
+        if logits is not None:
+            self._reading.remove(sequence)
+            self._answering.append(sequence)
+            self._choose(sequence, logits)
+        return seconds
+
+    def _reuse(self, sequence: Running) -> None:
+        """Go on from the longest beginning of the prompt that is known, if that is longer than what was read."""
+        prompt = sequence.request.prompt
+        if sequence.request.score_prompt:
+            return
+        found = self.cache.longest(prompt, len(prompt) - SHORTEST)
+        if found and found[1] > len(sequence.tokens):
+            snapshot, length = found
+            sequence.state = snapshot.resume(length)
+            sequence.tokens = list(prompt[:length])
+            sequence.stats.reused_tokens = length
+
+    def _score(self, sequence: Running, hidden: Tensor, first: int) -> None:
+        """Score what follows each token of a piece that began at `first`, as far as it is of the prompt."""
+        request, scores = sequence.request, sequence.generation.prompt_scores
+        if request.score_prompt:
+            following = request.prompt[first + 1 : first + 1 + hidden.shape[0]]
+            scores += [] if scores else [None]
+            scores += scores_of(self.model, hidden, following, request.logprobs or 0, self._num_tokens)
+
+    def _decode(self, sequences: list[Running]) -> float:
+        """Run the token that each of them chose last, and choose the next. Seconds that it took."""
+        start = time.perf_counter()
+        self._make_room([(len(each.tokens), len(each.tokens) + 1) for each in sequences])
+        hidden = self.model.step([each.last for each in sequences], [each.state for each in sequences])
+        rows = self.model.logits(hidden[:, None])[:, 0].numpy()
+        seconds = time.perf_counter() - start
+        self._check()
+        for sequence, logits in zip(sequences, rows, strict=True):
+            sequence.tokens.append(sequence.last)
+            sequence.stats.decoded_tokens += 1
+            sequence.stats.decode_seconds += seconds
+            self._choose(sequence, logits)
+        return seconds
+
+    def _choose(self, sequence: Running, logits: NDArray[np.floating]) -> None:
+        """Choose a token by logits [V] of the last one; ends the answer where that is the end."""
+        request, stats = sequence.request, sequence.stats
+        if request.max_tokens == 0:
+            return self._end(sequence, FinishReason.MAX_TOKENS)
+        if len(sequence.tokens) >= self.context:
+            return self._end(sequence, FinishReason.CONTEXT_FULL)
+        chosen = sequence.sampler.choose(logits)
+        if chosen.token in self.stop or chosen.token in request.stop_tokens:
+            return self._end(sequence, FinishReason.STOP_TOKEN)
+        sequence.add(chosen)
+        if stats.generated_tokens == request.max_tokens:
+            self._end(sequence, FinishReason.MAX_TOKENS)
+        elif len(sequence.tokens) + 1 == self.context:
+            self._end(sequence, FinishReason.CONTEXT_FULL)
+
+    def _end(self, sequence: Running, reason: FinishReason) -> None:
+        """Free the place of a sequence; what it knows is kept for others."""
+        for places in (self._reading, self._answering):
+            if sequence in places:
+                places.remove(sequence)
+        self._keep(sequence)
+        sequence.generation.finish(reason)
+
+    def _keep(self, sequence: Running) -> None:
+        """Remember a sequence as it is now, for prompts that begin so."""
+        worth = sequence.tokens and not sequence.request.score_prompt
+        if worth and self.cache.make_room(sequence.state.nbytes):
+            self.cache.put(sequence.tokens, sequence.state.snapshot())
+
+    def _drop_unsound(self) -> None:
+        """After a step that was interrupted, by Ctrl-C for one."""
+        if not self._sound:
+            self._drop(FinishReason.CANCELLED)
+
+    def _drop(self, reason: FinishReason, error: InputError | None = None) -> None:
+        """End everything in work, and keep none of it: states and tokens may disagree."""
+        for sequence in [*self._reading, *self._answering]:
+            sequence.generation.finish(reason, error)
+        self._reading.clear()
+        self._answering.clear()
+        self._sound = True
+
+    def _make_room(self, growing: Sequence[tuple[int, int]]) -> None:
+        """Forget kept states until sequences can grow so, from and to, in the memory for keys and values."""
+        needed = sum(self.model.pages(last) - self.model.pages(first) for first, last in growing)
+        while needed and self.model.pages_in_use + needed > self._most_pages and self.cache.evict():
+            pass
+
+    def _counters(self) -> tuple[Traffic, int]:
+        return self._traffic(), major_faults()
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise InputError("the prompt is empty", found="no tokens", expected="some text", remedy="write a prompt")
+        if len(prompt) > self.context:
+            raise InputError(
+                "the prompt does not fit the context",
+                found=f"{len(prompt):,} tokens",
+                expected=f"at most {self.context:,}",
+                remedy="shorten the prompt, raise --context if the model allows it, or start a new chat",
+            )
+        if not 0 <= min(prompt) <= max(prompt) < self._num_tokens:
+            raise InputError(
+                "the prompt has a token that the model does not know",
+                found=min(prompt) if min(prompt) < 0 else max(prompt),
+                expected=f"token ids from 0 to {self._num_tokens - 1:,}",
+                remedy="use the model's own tokenizer",
+            )
