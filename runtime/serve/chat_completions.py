@@ -51,8 +51,8 @@ def _choices(engine: "Engine", asked: ChatRequest) -> list[Choice]:
     except InputError as error:
         raise refused(error, "messages") from error
     checked(engine, prompt.tokens, "messages")
-    form = grammar(asked, engine.template.tool_format, prompt.inside_reasoning)
     try:
+        form = grammar(asked, engine.template.tool_format, prompt.inside_reasoning)
         masks = [None if form is None else engine.grammars.lark(form) for _ in range(asked.n)]
     except InputError as error:
         raise refused(error, "tools" if asked.forced else "response_format") from error

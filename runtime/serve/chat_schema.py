@@ -2,15 +2,12 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import ConfigDict, FailFast, Field, RootModel, model_validator
 
-from mosaic.runtime.serve.schema import MOST_LOGPROBS, Asked, Common, Flag
+from mosaic.runtime.serve.schema import MOST_LOGPROBS, Asked, Common, Flag, NullIsEmpty
 
 #: Names that the conversation itself gives to the template.
-TAKEN = {
-    *("self", "messages", "tools", "thinking", "generate", "add_generation_prompt"),
-    *("bos_token", "eos_token", "pad_token"),
-}
+TAKEN = {"self", "messages", "tools", "thinking", "generate", "add_generation_prompt"}
 
 
 class TextPart(Asked):
@@ -18,6 +15,10 @@ class TextPart(Asked):
 
     type: Literal["text"]
     text: str
+
+
+class Parts(RootModel[Annotated[list[TextPart], FailFast()]]):
+    """A content in parts."""
 
 
 class CalledFunction(Asked):
@@ -39,9 +40,9 @@ class Message(Asked):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], FailFast()] | None = None
+    content: str | Parts | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[MadeCall], FailFast()] | None = None
+    tool_calls: Annotated[list[MadeCall], FailFast(), NullIsEmpty] = []
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -53,6 +54,8 @@ class Message(Asked):
     def as_dict(self) -> dict[str, Any]:
         """As templates expect it: what developers say, they know as the system's."""
         message = self.model_dump(exclude_none=True)
+        if not self.tool_calls:
+            del message["tool_calls"]
         return message | {"role": "system"} if self.role == "developer" else message
 
 
@@ -112,9 +115,7 @@ class ChatRequest(Common):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: Annotated[
-        list[Tool], FailFast(), Field(max_length=512), BeforeValidator(lambda value: [] if value is None else value)
-    ] = []
+    tools: Annotated[list[Tool], FailFast(), Field(max_length=512), NullIsEmpty] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

@@ -6,21 +6,14 @@ from mosaic.runtime.serve.chat_schema import ChatRequest
 from mosaic.runtime.text.tool_calls import ToolFormat, call_grammar
 
 #: Thinking may say anything; the grammar begins after it.
-AFTER_THINKING = """\
-start: thinking /\\s*/ %lark {{
-{grammar}
-}}
-thinking[suffix="</think>"]: /(?s:.*)/
-"""
-
+THINKING = 'thinking[suffix="</think>"]: /(?s:.*)/\n'
 
 def grammar(asked: ChatRequest, tool_format: ToolFormat | None, inside_reasoning: bool) -> str | None:
-    """The grammar (llguidance's Lark) of what was asked for; None: any text."""
+    """The grammar (llguidance's Lark) of what was asked for; None: any text. InputError for tools that have none."""
     if asked.forced:
         assert tool_format
-        text = call_grammar(asked.offered, tool_format)
-    elif asked.schema_wanted is not None:
-        text = f"start: %json {json.dumps(asked.schema_wanted)}"
-    else:
+        return call_grammar(asked.offered, tool_format, inside_reasoning=inside_reasoning)
+    if asked.schema_wanted is None:
         return None
-    return AFTER_THINKING.format(grammar=text) if inside_reasoning else text
+    start = f"%json {json.dumps(asked.schema_wanted)}\n"
+    return f"start: thinking /\\s*/ {start}{THINKING}" if inside_reasoning else f"start: {start}"

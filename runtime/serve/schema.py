@@ -14,6 +14,7 @@ from mosaic.runtime.serve.errors import ApiError
 
 MOST_LOGPROBS = 20
 MOST_CHOICES = 16
+MOST_BIASES = 1000
 #: Parameters of other servers and other times that would change the answer: not to be ignored.
 REFUSED = {
     **dict.fromkeys(("functions", "function_call"), "use tools and tool_choice"),
@@ -31,6 +32,8 @@ class Asked(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, populate_by_name=False)
 
 
+#: null is the same as absent.
+NullIsEmpty = BeforeValidator(lambda value: [] if value is None else value)
 Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES), BeforeValidator(lambda value: 1 if value is None else value)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -40,6 +43,13 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 def _listed(value: object) -> object:
     return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def _few(value: object) -> object:
+    """Checked first: a long one would have a fault for each of its members."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise ValueError(f"more than {MOST_BIASES} tokens")
+    return {} if value is None else value
 
 
 class StreamOptions(Asked):
@@ -65,7 +75,7 @@ class Common(Asked):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] = {}
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:

@@ -1,18 +1,19 @@
 """uvicorn around the application: a socket, two signals, and time for answers to end."""
 
 import asyncio
-import logging
 import socket
+import time
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.serve.protocol import ImpatientProtocol
 from mosaic.runtime.serve.service import Service
-from starlette.types import ASGIApp
 
-LAST_WORDS = 5  # seconds for clients to be told that their answers are cancelled
+TICK = 0.05  # seconds between two looks at the clock
+LAST_WORDS = 5  # seconds for the engine to end its step, and for clients to be told that it did
 SPARE_CONNECTIONS = 128  # beyond one for each request that may be in the house
 
 
@@ -49,14 +50,19 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let what runs come to its end, or bring it about."""
-        ending = asyncio.create_task(self._cancel_later())
+        ending = asyncio.create_task(self._end())
         await super().shutdown(sockets)
         ending.cancel()
 
-    async def _cancel_later(self) -> None:
-        await asyncio.sleep(self._grace)
-        logging.getLogger("mosaic.serve").warning("the time for running answers is over: they are cancelled")
-        self._service.worker.ask_to_stop()
+    async def _end(self) -> None:
+        deadline = time.monotonic() + self._grace
+        while time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(TICK)
+        self._service.worker.ask_to_stop()  # which its clients are told
+        while not self.force_exit:
+            await asyncio.sleep(TICK)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def listen(host: str, port: int) -> socket.socket:
