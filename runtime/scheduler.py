@@ -207,8 +207,12 @@ class Scheduler:
             return self._end(sequence, FinishReason.MAX_TOKENS)
         if len(sequence.tokens) >= self.context:
             return self._end(sequence, FinishReason.CONTEXT_FULL)
-        chosen = sequence.sampler.choose(logits)
+        try:
+            chosen = sequence.sampler.choose(logits)
+        except InputError as error:  # its grammar has grown beyond what can be followed: that is nobody else's affair
+            return self._end(sequence, FinishReason.FAILED, error)
         if chosen.token in self.stop or chosen.token in request.stop_tokens:
+            sequence.generation.ended_by = chosen
             return self._end(sequence, FinishReason.STOP_TOKEN)
         sequence.add(chosen)
         if stats.generated_tokens == request.max_tokens:
@@ -216,13 +220,13 @@ class Scheduler:
         elif len(sequence.tokens) + 1 == self.context:
             self._end(sequence, FinishReason.CONTEXT_FULL)
 
-    def _end(self, sequence: Running, reason: FinishReason) -> None:
+    def _end(self, sequence: Running, reason: FinishReason, error: InputError | None = None) -> None:
         """Free the place of a sequence; what it knows is kept for others."""
         for places in (self._reading, self._answering):
             if sequence in places:
                 places.remove(sequence)
         self._keep(sequence)
-        sequence.generation.finish(reason)
+        sequence.generation.finish(reason, error)
 
     def _keep(self, sequence: Running) -> None:
         """Remember a sequence as it is now, for prompts that begin so."""
