@@ -1,7 +1,7 @@
 """An engine without a model, for tests of the server: its scheduler writes what a script says.
 
-A script is what follows a prompt: token ids, and between them an `InputError` (the engine fails), or a
-`threading.Event` (nothing more comes until it is set). The tokenizer is that of the tiny checkpoints, so a token id is
+A script is what follows a prompt: token ids (ANY: the first that the mask allows), and between them an `InputError`
+(the engine fails), or a `threading.Event` (nothing more comes until it is set). The tokenizer is that of the tiny checkpoints, so a token id is
 a byte. The rules of the real scheduler hold: places, limits, stop tokens, masks, log-probabilities.
 """
 
@@ -22,6 +22,8 @@ from mosaic.runtime.text.dialogue import Dialogue
 from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
 from support.tiny_tokenizer import END_OF_TEXT, IM_END, write_tokenizer
+
+ANY = -1
 
 Step = int | InputError | threading.Event
 Script = Callable[[Request], Iterable[Step]]
@@ -143,7 +145,9 @@ class ScriptedScheduler:
         if isinstance(step, threading.Event):
             return None
         if request.mask:
-            assert request.mask.allowed()[step], chr(step)
+            allowed = request.mask.allowed()
+            step = int(allowed.argmax()) if step == ANY else step
+            assert allowed[step], chr(step)
             request.mask.advance(step)
         if step in self._stop or step in request.stop_tokens:
             generation.ended_by = self._chosen(request, step)
