@@ -38,7 +38,7 @@ from mosaic.runtime.sizes import parse_size
 from mosaic.runtime.speeds import known_speeds
 from mosaic.runtime.state import KVFormat
 from mosaic.runtime.text.dialogue import Dialogue, message_of
-from mosaic.runtime.text.reply import Piece, PieceKind, ReplyReader
+from mosaic.runtime.text.reply import Piece, ReplyReader
 from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
 
