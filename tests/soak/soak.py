@@ -23,7 +23,7 @@ from mosaic.recipes import demo_model
 COMPANY = 12  # requests at a time; more than there are places, so that some wait
 SAMPLES = 60
 TOLERANCE = 8 << 20  # bytes: the heap of a process that does the same again and again is not quite still
-WORDS = "and the king said unto her sister of Bath, 你好 🙂 e\u0301 that it was a truth universally".split()
+WORDS = ["and", "the king said", "unto her", "sister", "of Bath,", "你好", "🙂", "e\u0301", "a truth universally"]
 
 
 class Soak:
