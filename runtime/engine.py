@@ -13,6 +13,7 @@ from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
 from mosaic.runtime.conversation import Conversation
 from mosaic.runtime.experts.traffic import Traffic
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loading, LoadOptions
 from mosaic.runtime.machine import major_faults
 from mosaic.runtime.model import HybridModel
@@ -21,7 +22,6 @@ from mosaic.runtime.ops.cpu import threads
 from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.sampler import Sampler, Sampling, generation_defaults, stop_tokens
 from mosaic.runtime.speeds import Speeds, known_speeds
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.tokenizer import Tokenizer
 
 

@@ -1,10 +1,9 @@
 """The engine: limits, figures, and that whatever an engine has been through, it answers as a fresh one would."""
 
-import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +13,14 @@ from mosaic.format.catalog import read_catalog
 from mosaic.format.errors import InputError
 from mosaic.runtime import conversation as conversation_module
 from mosaic.runtime import engine as engine_module
+from mosaic.runtime import kv as kv_module
 from mosaic.runtime import state as state_module
 from mosaic.runtime.engine import Engine, Stats, load_engine
+from mosaic.runtime.kv import KVCache, KVFormat, KVPool
 from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.sampler import Sampling
-from mosaic.runtime.state import KVCache, KVFormat, KVPool, SequenceState
+from mosaic.runtime.state import SequenceState, new_layer_state
+from support.interrupts import InterruptAt
 from support.tiny_tokenizer import END_OF_TEXT, IM_END, UNUSED
 
 GREEDY = Sampling(temperature=0.0)
@@ -284,11 +286,11 @@ def test_going_back_works_in_every_kv_format(tiny, kv):
 
 def test_many_conversations_need_no_more_pages_than_one(engine):
     answer(engine, IDS[:130])
-    pool = next(layer for layer in engine._conversation._state.layers if isinstance(layer, KVCache))._pool
-    pages = len(pool._pages)
+    pool = engine.model.pool
+    pages = len(pool._places)
     for start in (5, 10, 15):
         answer(engine, IDS[start : start + 130], 2)
-    assert len(pool._pages) == pages
+    assert len(pool._places) == pages
 
 
 # --- prefill in pieces ------------------------------------------------------------------------------------------------
@@ -369,7 +371,9 @@ class Rememberer:
         self._pool = KVPool(1, 1, KVFormat.F32)
 
     def new_sequence(self) -> SequenceState:
-        return SequenceState(self.spec, self._pool)
+        return SequenceState(
+            [new_layer_state(self.spec, number, self._pool) for number in range(len(self.spec.layers))]
+        )
 
     def hidden(self, ids: Sequence[int], state: SequenceState) -> torch.Tensor:
         held: list[object] = []
@@ -393,35 +397,7 @@ class Rememberer:
         return torch.rand(1, self.spec.vocab_size, generator=generator)
 
 
-class InterruptAt:
-    """Raises KeyboardInterrupt before the n-th line run in engine.py, conversation.py or state.py, as Ctrl-C can."""
-
-    def __init__(self, line: int) -> None:
-        self._left = line
-        self.where = ""
-
-    def __enter__(self) -> "InterruptAt":
-        self._before = sys.gettrace()
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(self._before)
-
-    def _call(self, frame: FrameType, event: str, argument: object):
-        own = frame.f_code.co_filename in (engine_module.__file__, conversation_module.__file__, state_module.__file__)
-        return self._line if own else None
-
-    def _line(self, frame: FrameType, event: str, argument: object):
-        if event == "line":
-            self._left -= 1
-            if self._left == 0:
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._line
-
-
+FILES = {module.__file__ for module in (engine_module, conversation_module, state_module, kv_module)}
 FIRST = IDS[:6]
 
 
@@ -449,7 +425,7 @@ def test_ctrl_c_at_any_line_leaves_an_engine_that_answers_as_a_fresh_one(tiny, k
         for prompt, wanted in zip(afterwards, expected, strict=True):
             engine = new()
             answer(engine, FIRST, 3)
-            interrupt = InterruptAt(line)
+            interrupt = InterruptAt(line, FILES)
             try:
                 with interrupt:
                     answer(engine, second, 3)
