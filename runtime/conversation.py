@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mosaic.runtime.model import HybridModel
-from mosaic.runtime.state import Snapshot
+from mosaic.runtime.state import SequenceState, Snapshot
 
 
 class Conversation:
@@ -17,21 +17,22 @@ class Conversation:
 
     def __init__(self, model: HybridModel) -> None:
         self._model = model
-        self._state = model.new_sequence()
+        self._state: SequenceState | None = model.new_sequence()  # None while it may not be that of the tokens
         self._mark: tuple[list[int], Snapshot | None] = ([], None)
-        self._sound = True  # False while state and tokens may disagree
         self.tokens: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> Tensor:
         """Final hidden states [T, H] of further tokens."""
-        self._sound = False
-        hidden = self._model.hidden(tokens, self._state)
+        state, self._state = self._state, None
+        assert state
+        hidden = self._model.hidden(tokens, state)
         self.tokens.extend(tokens)
-        self._sound = True
+        self._state = state
         return hidden
 
     def mark(self) -> None:
         """Remember this moment, and no longer the one before: two copies of a state would take their memory."""
+        assert self._state
         self._mark = ([], None)
         self._mark = (list(self.tokens), self._state.snapshot())
 
@@ -40,18 +41,14 @@ class Conversation:
 
         Interrupted work is undone by going back to the mark.
         """
-        if self._sound and _begins(self.tokens, prompt):
+        if self._state and _begins(self.tokens, prompt):
             return
         if not _begins(self._mark[0], prompt):
             self._mark = ([], None)
         past, snapshot = self._mark
-        self._sound = False
-        if snapshot:
-            self._state.restore(snapshot)
-        else:
-            self._state.reset()
+        self._state = None
         self.tokens = list(past)
-        self._sound = True
+        self._state = snapshot.resume() if snapshot else self._model.new_sequence()
 
 
 def _begins(past: list[int], prompt: Sequence[int]) -> bool:

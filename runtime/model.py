@@ -9,13 +9,14 @@ from torch import Tensor
 from mosaic.format.spec import FeedForward, Mixer
 from mosaic.runtime.experts.mapped import MappedExperts
 from mosaic.runtime.experts.store import ExpertStore
+from mosaic.runtime.kv import KVCache, KVFormat, KVPool
 from mosaic.runtime.layers.attention import Attention
 from mosaic.runtime.layers.feed_forward import Dense, MixtureOfExperts
 from mosaic.runtime.layers.gated_delta import GatedDeltaNet
 from mosaic.runtime.layers.linear import Linear
 from mosaic.runtime.layers.norm import RmsNorm
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.state import DeltaState, KVCache, KVFormat, KVPool, SequenceState, new_layer_state
+from mosaic.runtime.state import DeltaState, LayerState, SequenceState, new_layer_state
 from mosaic.runtime.weights import ModelWeights, Weights
 
 
@@ -47,7 +48,7 @@ class DecoderLayer:
         """Weight bytes read for one token."""
         return self._mixer.nbytes + self._feed_forward.nbytes
 
-    def __call__(self, x: Tensor, addend: Tensor | None, state: KVCache | DeltaState) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, addend: Tensor | None, state: LayerState) -> tuple[Tensor, Tensor]:
         """X [T, H] as a sum that is not added up yet, in and out; advances the layer's state by T tokens."""
         x, normed = (x, self._input_norm(x)) if addend is None else self._input_norm.added(x, addend)
         if isinstance(self._mixer, Attention):
@@ -94,7 +95,7 @@ class HybridModel:
                 layer.following = following
         self._norm = RmsNorm(ops, weights.tensor("final_norm"), spec.rms_norm_eps, spec.norm_offset)
         self._head = Linear(ops, weights.matrix("embedding" if spec.tie_embeddings else "head"))
-        self._pool = KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv)
+        self.pool = KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv)
 
     @property
     def nbytes_per_token(self) -> int:
@@ -103,11 +104,11 @@ class HybridModel:
 
     def new_sequence(self) -> SequenceState:
         """An empty sequence."""
-        return SequenceState(self.spec, self._pool)
+        return SequenceState([self.new_layer_state(number) for number in range(len(self._layers))])
 
-    def new_layer_state(self, number: int) -> KVCache | DeltaState:
+    def new_layer_state(self, number: int) -> LayerState:
         """What one layer remembers of an empty sequence."""
-        return new_layer_state(self.spec, number, self._pool)
+        return new_layer_state(self.spec, number, self.pool)
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -115,7 +116,7 @@ class HybridModel:
         return self._ops.embed(self._rows(ids))
 
     @torch.inference_mode()
-    def advance(self, number: int, x: Tensor, state: KVCache | DeltaState) -> Tensor:
+    def advance(self, number: int, x: Tensor, state: LayerState) -> Tensor:
         """One layer alone: what it makes of x [T, H]; the same bits as in `hidden`."""
         x, addend = self._layers[number](x, None, state)
         return x + addend

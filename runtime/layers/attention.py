@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from mosaic.format.spec import ModelSpec
+from mosaic.runtime.kv import KVCache
 from mosaic.runtime.layers.linear import Linear
 from mosaic.runtime.layers.norm import RmsNorm
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.state import KVCache
 from mosaic.runtime.weights import ModelWeights
 
 

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mosaic.runtime.state import DeltaState, KVCache
+from mosaic.runtime.kv import KVCache
+from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import Expert, Weight
 
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic import _native
+from mosaic.runtime.kv import KVCache
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights, ExpertSource, Routing
-from mosaic.runtime.state import DeltaState, KVCache
+from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
 
 Floats = NDArray[np.float32]

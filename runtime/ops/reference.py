@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from mosaic.format.e4m3 import BLOCK, VALUES
+from mosaic.runtime.kv import KVCache
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights, ExpertSource, Routing, reference_delta
 from mosaic.runtime.ops.reference_delta import EXACT, rms
-from mosaic.runtime.state import DeltaState, KVCache
+from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import E4M3Matrix, Weight
 
 ROWS = 32 * BLOCK  # rows of a matrix that are dequantised at a time
