@@ -8,7 +8,7 @@ import pytest
 
 from mosaic.format.errors import InputError
 from mosaic.recipes import DEMO_CHECKPOINT
-from mosaic.runtime.chat import CONFIG_FILE, TEMPLATE_FILE, ChatTemplate
+from mosaic.runtime.text.template import CONFIG_FILE, TEMPLATE_FILE, ChatTemplate
 from support.tiny import write_tokenizer
 
 #: In the style of Qwen3: a namespace that finds the last question, tool calls as JSON, reasoning of old turns dropped.
@@ -214,7 +214,7 @@ RICH = {
         "qwen3_5",
         [
             {"role": "system", "content": [{"type": "text", "text": "S"}]},
-            {"role": "user", "content": [{"type": "text", "text": "look "}, {"type": "image"}, {"type": "image"}]},
+            {"role": "user", "content": [{"type": "text", "text": "look "}, {"type": "text", "text": "here"}]},
             {
                 "role": "assistant",
                 "content": None,
@@ -270,7 +270,7 @@ def test_tool_calls_and_content_lists_render_as_in_transformers(oracle, tmp_path
     )
     rendered = ChatTemplate(template_folder(tmp_path, TEMPLATES[template])).render(messages)
     assert rendered == expected
-    assert ("Zürich <b>" if case == "calls" else "Picture 2: ") in rendered
+    assert ("Zürich <b>" if case == "calls" else "look here") in rendered
 
 
 @pytest.mark.parametrize(
