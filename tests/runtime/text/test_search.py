@@ -19,13 +19,15 @@ def first(strings, text):
 
 def longest_beginning(strings, text):
     """The longest end of the text that a string may still begin with."""
-    return max((n for n in range(len(text) + 1) if any(s.startswith(text[len(text) - n :]) for s in strings)), default=0)
+    return max(
+        (n for n in range(len(text) + 1) if any(s.startswith(text[len(text) - n :]) for s in strings)), default=0
+    )
 
 
 @given(STRINGS, PIECES)
 def test_what_is_found_and_what_is_held_after_every_piece(strings, pieces):
     search, seen, released = Search(strings), "", ""
-    for number, piece in enumerate(pieces):
+    for piece in pieces:
         before, found, after = search.push(piece)
         seen += piece
         released += before
