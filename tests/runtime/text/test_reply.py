@@ -59,7 +59,8 @@ XML_PARTS = [
 ]  # fmt: skip
 JSON_PARTS = [
     JSON, "<tool_call>", "</tool_call>", "{", "}", '"', "\\", '{"name": "f", ', '"arguments": {}}', '"arguments": {',
-    ":", "!", '{"name": "g", "arguments": {"x": ', "1", "[", "]", ",", '"k": ', '<tool_call>{"name": "', '"}}\n</tool_call>',
+    ":", "!", "1", '{"name": "g", "arguments": {"x": ', "[", "]", ",", '"k": ', '<tool_call>{"name": "',
+    '"}}\n</tool_call>',
 ]  # fmt: skip
 STOPS = [
     "a",
