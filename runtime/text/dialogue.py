@@ -5,12 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mosaic.format.errors import InputError
 from mosaic.runtime.text.messages import Message
 from mosaic.runtime.text.pieces import Piece, PieceKind, ToolCall
 from mosaic.runtime.text.reasoning import OPEN
 from mosaic.runtime.text.reply import ReplyReader
 from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
+
+#: Variables of a template that only `Dialogue` sets.
+OWN_VARIABLES = frozenset({"self", "messages", "tools", "thinking", "generate", "add_generation_prompt"})
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,16 @@ class Dialogue:
     ) -> ChatPrompt:
         """The prompt for some messages in the API's form. `thinking` None: as the template has it by default.
 
-        `variables` are handed to the template. InputError for messages it does not take, and for what is not text.
+        `variables` are handed to the template. InputError for messages it does not take, for what is not text, and for
+        variables of OWN_VARIABLES; those that are parameters here, callers have to refuse.
         """
+        if taken := variables.keys() & OWN_VARIABLES:
+            raise InputError(
+                "a variable of the chat template is not free",
+                found=", ".join(sorted(taken)),
+                expected="others, as the template knows them",
+                remedy="leave it out",
+            )
         if thinking is not None:
             variables["enable_thinking"] = thinking
         text = self._template.render(messages, tools, **variables)
