@@ -19,7 +19,8 @@ from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.cpu import threads
 from mosaic.runtime.prefill import PREFILL_CHUNK
-from mosaic.runtime.sampler import Sampler, Sampling, generation_defaults, stop_tokens
+from mosaic.runtime.sampler import Sampler
+from mosaic.runtime.sampling import Sampling, generation_defaults, stop_tokens
 from mosaic.runtime.speeds import Speeds, known_speeds
 from mosaic.runtime.state import KVFormat
 from mosaic.runtime.tokenizer import Tokenizer
@@ -93,7 +94,8 @@ class Engine:
         """Tokens that follow the prompt, as they are chosen; ends before a stop token. Fills `stats` as it goes."""
         self._check_prompt(prompt)
         traffic, faults = self._traffic(), major_faults()
-        sampler = Sampler(sampling, seed, min(self.tokenizer.num_tokens, self.model.spec.vocab_size))
+        num_tokens = min(self.tokenizer.num_tokens, self.model.spec.vocab_size)
+        sampler = Sampler(sampling, seed, num_tokens, prompt=prompt)
         stats.weight_bytes_per_token = self.model.nbytes_per_token
         stats.prompt_tokens = len(prompt)
         stats.ceilings = self._ceilings
@@ -106,7 +108,7 @@ class Engine:
         stats.prefill_seconds = time.perf_counter() - start
         self._count(stats, traffic, faults)
         while len(conversation.tokens) < self.context:
-            token = sampler.choose(logits)
+            token = sampler.choose(logits).token
             if token in self.stop:
                 stats.stop_reason = "stop token"
                 return
