@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -47,22 +48,25 @@ class DecoderLayer:
         """Weight bytes read for one token."""
         return self._mixer.nbytes + self._feed_forward.nbytes
 
-    def __call__(self, x: Tensor, addend: Tensor | None, state: KVCache | DeltaState) -> tuple[Tensor, Tensor]:
-        """X [T, H] as a sum that is not added up yet, in and out; advances the layer's state by T tokens."""
+    def __call__(
+        self, x: Tensor, addend: Tensor | None, states: Sequence[KVCache | DeltaState]
+    ) -> tuple[Tensor, Tensor]:
+        """X [T, H] of one sequence or [B, T, H] of B, as a sum that is not added up yet, in and out.
+
+        Advances what the layer remembers of each sequence by T tokens.
+        """
         x, normed = (x, self._input_norm(x)) if addend is None else self._input_norm.added(x, addend)
         if isinstance(self._mixer, Attention):
-            assert isinstance(state, KVCache)
-            mixed = self._mixer(normed, state)
+            mixed = self._mixer(normed, cast(Sequence[KVCache], states))
         else:
-            assert isinstance(state, DeltaState)
-            mixed = self._mixer(normed, state)
+            mixed = self._mixer(normed, cast(Sequence[DeltaState], states))
         x, normed = self._post_norm.added(x, mixed)
-        if self.following and x.shape[0] == 1:
+        if self.following and x.shape[-2] == 1:
             self.following.foretell(x)
         return x, self._feed_forward(normed)
 
     def foretell(self, x: Tensor) -> None:
-        """Tell which experts would be chosen if x [1, H], the state in the layer before, went into the router here."""
+        """Tell which experts would be chosen if x [.., 1, H], from the layer before, went into the router here."""
         if isinstance(self._feed_forward, MixtureOfExperts):
             self._feed_forward.foretell(self._post_norm(x))
 
@@ -117,19 +121,35 @@ class HybridModel:
     @torch.inference_mode()
     def advance(self, number: int, x: Tensor, state: KVCache | DeltaState) -> Tensor:
         """One layer alone: what it makes of x [T, H]; the same bits as in `hidden`."""
-        x, addend = self._layers[number](x, None, state)
+        x, addend = self._layers[number](x, None, [state])
         return x + addend
 
     @torch.inference_mode()
     def hidden(self, ids: Sequence[int], state: SequenceState) -> Tensor:
         """Final hidden states [T, H] of T further tokens; advances the sequence."""
-        x, addend = self.embed(ids), None
-        for layer, layer_state in zip(self._layers, state.layers, strict=True):
-            x, addend = layer(x, addend, layer_state)
-        state.length += len(ids)
+        return self._advance(self.embed(ids), [state])
+
+    @torch.inference_mode()
+    def step(self, ids: Sequence[int], states: Sequence[SequenceState]) -> Tensor:
+        """Final hidden states [B, H] of one further token of each of B sequences; advances them.
+
+        Each row is what `hidden` gives for that sequence alone, but weights are read once for all. For the logits that
+        the sequences would have alone, give `logits` the rows as [B, 1, H].
+        """
+        if len(states) == 1:
+            return self.hidden(ids, states[0])
+        return self._advance(self.embed(ids)[:, None], states)[:, 0]
+
+    def _advance(self, x: Tensor, states: Sequence[SequenceState]) -> Tensor:
+        """All layers: x [T, H] of one sequence or [B, T, H] of B."""
+        addend, tokens = None, x.shape[-2]
+        for layer, *layer_states in zip(self._layers, *(state.layers for state in states), strict=True):
+            x, addend = layer(x, addend, layer_states)
+        for state in states:
+            state.length += tokens
         return x if addend is None else x + addend
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [T, V] of hidden states [T, H]."""
+        """Logits [T, V] of hidden states [T, H] of one sequence, or [B, T, V] of [B, T, H]."""
         return self._head(self._norm(hidden))
