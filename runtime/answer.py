@@ -10,7 +10,7 @@ from mosaic.runtime.live import LiveLine
 if TYPE_CHECKING:
     from mosaic.runtime.engine import Engine
     from mosaic.runtime.ops.profiled import ProfiledOps
-    from mosaic.runtime.sampler import Sampling
+    from mosaic.runtime.sampling import Sampling
 
 
 class Figures(StrEnum):

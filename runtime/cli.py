@@ -96,9 +96,9 @@ def command(
 
     from mosaic.runtime.chat import ChatTemplate
     from mosaic.runtime.engine import load_engine
+    from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.loading import LoadOptions
     from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
-    from mosaic.runtime.state import KVFormat
 
     kv_format = option("kv", kv, KVFormat)
     chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
@@ -155,12 +155,12 @@ def chat(answer: Answer, template: "ChatTemplate | None") -> None:
 def show_plan(folder: Path, kv: str, context: int | None, ram: int | None, threads: int | None, as_json: bool) -> None:
     """Where the memory would go, and the speed to expect."""
     from mosaic.runtime import chat, engine  # noqa: F401 - as much of the program as a run has in memory
+    from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.loading import Loading
     from mosaic.runtime.machine import cores
     from mosaic.runtime.ops.choice import OpsName, make_ops, option
     from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
     from mosaic.runtime.speeds import speeds
-    from mosaic.runtime.state import KVFormat
     from mosaic.runtime.tokenizer import Tokenizer
 
     loading = Loading(folder, option("kv", kv, KVFormat), context=context, ram=ram)

@@ -148,12 +148,13 @@ class Scheduler:
         limit = IN_COMPANY if self._answering else PREFILL_CHUNK
         last = next_cut(first, sequence.marks, len(prompt), limit)
         self._make_room([(first, last)])
+        sequence.generation.prompt_done, sequence.generation.piece = first, last - first
         hidden = self.model.hidden(prompt[first:last], sequence.state)
         logits = self.model.logits(hidden[-1:])[0].numpy() if last == len(prompt) else None
         self._score(sequence, hidden, first)
         self._check()  # before anyone believes them
         sequence.tokens.extend(prompt[first:last])
-        sequence.generation.prompt_done = last
+        sequence.generation.prompt_done, sequence.generation.piece = last, 0
         if last in sequence.marks:
             self._keep(sequence)
         seconds = time.perf_counter() - start
