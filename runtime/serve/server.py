@@ -1,6 +1,7 @@
 """uvicorn around the application: a socket, two signals, and time for answers to end."""
 
 import asyncio
+import signal
 import socket
 import time
 from types import FrameType
@@ -42,10 +43,13 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._grace = grace
+        self._at_once = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal. Not to be raised again when all is done: that is a success."""
-        self.force_exit = self.should_exit
+        """A signal. Not to be raised again when all is done: that is a success. A third one is the system's to handle."""
+        if self.should_exit:
+            self._at_once = True
+            signal.signal(sig, signal.SIG_DFL)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -56,10 +60,10 @@ class Server(uvicorn.Server):
 
     async def _end(self) -> None:
         deadline = time.monotonic() + self._grace
-        while time.monotonic() < deadline and not self.force_exit:
+        while time.monotonic() < deadline and not self._at_once:
             await asyncio.sleep(TICK)
         self._service.worker.ask_to_stop()  # which its clients are told
-        while not self.force_exit:
+        while not self._at_once:
             await asyncio.sleep(TICK)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

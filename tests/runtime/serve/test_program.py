@@ -58,9 +58,16 @@ def process(folder: Path, *, grace: float = 60, how: str = "well") -> Iterator[P
         it.popen.communicate()
 
 
+@contextmanager
+def asked(server: Process, prompt: str) -> Iterator[Iterator[str]]:
+    """The lines of a stream that are not empty."""
+    body = {"prompt": prompt, "stream": True}
+    with httpx.stream("POST", server.url + COMPLETIONS, json=body, timeout=PATIENCE) as answer:
+        yield (line for line in answer.iter_lines() if line)
+
+
 def test_a_running_answer_is_finished(tmp_path):
-    with process(tmp_path) as server, httpx.stream("POST", server.url + COMPLETIONS, json={"prompt": "wait", "stream": True}, timeout=PATIENCE) as answer:
-        lines = answer.iter_lines()
+    with process(tmp_path) as server, asked(server, "wait") as lines:
         assert any('"text":"H"' in line for line in lines)
         server.popen.send_signal(signal.SIGTERM)
         with pytest.raises(httpx.TransportError):
@@ -69,7 +76,7 @@ def test_a_running_answer_is_finished(tmp_path):
         (tmp_path / "go").touch()
         rest = list(lines)
         assert any('"text":"i"' in line for line in rest)
-        assert rest[-2] == "data: [DONE]"
+        assert rest[-1] == "data: [DONE]"
         code, errors = server.ended()
     assert code == 0, errors
     assert errors.count("POST /v1/completions 200") == 1
@@ -77,11 +84,10 @@ def test_a_running_answer_is_finished(tmp_path):
 
 
 def test_grace_ends(tmp_path):
-    with process(tmp_path, grace=0.2) as server, httpx.stream("POST", server.url + COMPLETIONS, json={"prompt": "forever", "stream": True}, timeout=PATIENCE) as answer:
-        lines = answer.iter_lines()
-        assert any('"text":"i"' in line for line in lines)
+    with process(tmp_path, grace=0.2) as server, asked(server, "forever") as lines:
+        assert any('i"' in line for line in lines)
         server.popen.send_signal(signal.SIGINT)
-        rest = [line for line in lines if line]
+        rest = list(lines)
         assert '"code":"stopped"' in rest[-2]
         assert rest[-1] == "data: [DONE]"
         code, errors = server.ended()
@@ -90,8 +96,8 @@ def test_grace_ends(tmp_path):
 
 
 def test_a_second_signal_is_obeyed_at_once(tmp_path):
-    with process(tmp_path) as server, httpx.stream("POST", server.url + COMPLETIONS, json={"prompt": "forever", "stream": True}, timeout=PATIENCE) as answer:
-        assert any('"text":"i"' in line for line in answer.iter_lines())
+    with process(tmp_path) as server, asked(server, "forever") as lines:
+        assert any('i"' in line for line in lines)
         server.popen.send_signal(signal.SIGINT)
         with pytest.raises(httpx.TransportError):
             while True:
