@@ -22,6 +22,7 @@ from typing import Any
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
+from mosaic.runtime import session_file
 from mosaic.runtime.answering import Answering
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.kv import KVFormat
@@ -34,7 +35,6 @@ from mosaic.runtime.request import Generation, Request, Stats
 from mosaic.runtime.sampler import Chosen
 from mosaic.runtime.sampling import Sampling, generation_defaults, stop_tokens
 from mosaic.runtime.scheduler import Scheduler
-from mosaic.runtime import session_file
 from mosaic.runtime.session_layout import Identity
 from mosaic.runtime.sizes import parse_size
 from mosaic.runtime.speeds import known_speeds
