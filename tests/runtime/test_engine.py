@@ -368,7 +368,7 @@ class Rememberer:
 
     def __init__(self, spec) -> None:
         self.spec = spec
-        self._pool = KVPool(1, 1, KVFormat.F32)
+        self._pool = KVPool(1, 512, KVFormat.F32)  # few pages in a slab: making them takes time
 
     def new_sequence(self) -> SequenceState:
         return SequenceState(
@@ -379,9 +379,9 @@ class Rememberer:
         held: list[object] = []
         for layer in state.layers:
             if isinstance(layer, KVCache):
-                rows = torch.tensor(ids).float().view(-1, 1, 1)
+                rows = torch.tensor(ids).float().view(-1, 1, 1).expand(-1, 1, 512)
                 layer.append(rows, rows)
-                held.append(layer.read()[0].flatten().tolist())
+                held.append(layer.read()[0][:, 0, 0].tolist())
             else:
                 digest = zlib.crc32(repr((layer.recurrent.flatten()[0].item(), layer.position, list(ids))).encode())
                 for token in ids:
