@@ -92,6 +92,7 @@ class Generation:
         self.prompt_done = 0  # tokens of the prompt that were read or known
         self.piece = 0  # tokens of the prompt that are being read now
         self.finish_reason: FinishReason | None = None
+        self.ended_by: Chosen | None = None  # the stop token, which is not one of the answer's
         self._fresh: list[Chosen] = []
 
     @property

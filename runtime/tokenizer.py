@@ -76,6 +76,10 @@ class Tokenizer:
             return bytes(_BYTE[character] for character in token)
         return token.encode()  # not in the byte alphabet: stands for itself, as in the library
 
+    def shown(self, number: int) -> str:
+        """A token in a list of tokens: special ones by name, bytes that are not whole characters as \\xNN."""
+        return self._added.get(number) or self.token_bytes(number).decode(errors="backslashreplace")
+
     def decode(self, numbers: Iterable[int]) -> str:
         """All of a text at once."""
         stream = self.stream()
