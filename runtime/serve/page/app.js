@@ -37,12 +37,14 @@ async function send(text) {
 
 async function regenerate(message) {
   await stop();
+  if (!conversation.messages.includes(message)) return; // asked twice
   cut(message);
   begin();
 }
 
 async function editTo(message, text) {
   await stop();
+  if (!conversation.messages.includes(message)) return;
   cut(message);
   await send(text);
 }

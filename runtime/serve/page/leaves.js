@@ -122,7 +122,7 @@ export class Fence {
   }
 }
 
-/** Rows under a head; only the last row is drawn again. */
+/** Rows under a head. Only the last row is drawn again. */
 export class Table {
   constructor(head, delimiters) {
     this.aligned = cells(delimiters).map((cell) => alignment(cell.trim()));
@@ -146,7 +146,9 @@ export class Table {
 
   #row(line, tag) {
     const texts = cells(line);
-    const row = this.aligned.map((className, index) => make(tag, { className }, inline((texts[index] ?? "").trim())));
+    const row = this.aligned.map((side, index) => {
+      return make(tag, side && { className: side }, inline((texts[index] ?? "").trim()));
+    });
     return make("tr", {}, ...row);
   }
 }
@@ -157,6 +159,6 @@ function cells(line) {
 }
 
 function alignment(cell) {
-  if (!cell.endsWith(":")) return "";
+  if (!cell.endsWith(":")) return null;
   return cell.startsWith(":") ? "center" : "end";
 }

@@ -24,7 +24,7 @@ export class Markdown {
     const lines = (this.tail + text).split("\n");
     this.tail = lines.pop();
     for (const line of lines) this.blocks.line(line.replace(/\r$/, ""));
-    this.blocks.preview(this.tail);
+    this.blocks.preview(this.tail.replace(/\r$/, "")); // which may be half of \r\n
   }
 
   finish() {
