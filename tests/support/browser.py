@@ -57,7 +57,7 @@ def answered(page: "Page", seconds: float = 5) -> None:
 def converse(page: "Page", exported: Path, seconds: float = 60) -> None:
     """From the first question to the export, with whatever a server says. `seconds`: for each of its answers."""
     page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Most tokens of an answer").fill("24")
+    page.get_by_label("Max tokens").fill("24")
     page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Done").click()
     for question in ("Tell me about Ruth 1.", "And then?"):

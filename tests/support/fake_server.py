@@ -84,7 +84,7 @@ def whole(content: str, reasoning: str = "") -> list[bytes]:
 
 
 class FakeServer:
-    """`scripts`: what comes next is answered by; `models`: refusals of /v1/models, one each. `bodies`: what was asked."""
+    """`scripts`: for the next questions; `models`: refusals of the next looks at /v1/models; `bodies`: all asked."""
 
     def __init__(self) -> None:
         self.address = ""

@@ -1,9 +1,11 @@
 // The server's API: the OpenAI one, at the address the page came from.
 
 import { events } from "./sse.js";
+import { keep, recall } from "./storage.js";
 
 const ROOT = new URL("v1/", document.baseURI); // relative: the page may stand behind a proxy, below some path
 const KEY = "mosaic.key";
+let key = recall("sessionStorage", KEY, null);
 
 /** What went wrong, in words. `status`: of HTTP, 0 without an answer; `retryAfter`: seconds, where the server says. */
 export class ApiError extends Error {
@@ -15,8 +17,9 @@ export class ApiError extends Error {
 }
 
 /** Forgotten with the tab. */
-export function keepKey(key) {
-  sessionStorage.setItem(KEY, key);
+export function useKey(value) {
+  key = value;
+  keep("sessionStorage", KEY, key);
 }
 
 /** The name of the model that is served. */
@@ -51,7 +54,6 @@ export async function* chat(body, signal) {
 
 async function request(path, options = {}) {
   const headers = { ...options.headers };
-  const key = sessionStorage.getItem(KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {

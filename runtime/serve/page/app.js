@@ -1,7 +1,7 @@
 // The page: one conversation with the server it came from.
 
 import { answer } from "./answer.js";
-import { keepKey, modelName } from "./api.js";
+import { useKey, modelName } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { make } from "./dom.js";
 import { fit, isEnter } from "./editor.js";
@@ -171,7 +171,7 @@ at("export").addEventListener("click", save);
 at("open-settings").addEventListener("click", () => at("settings").showModal());
 at("key").addEventListener("submit", (event) => {
   event.preventDefault();
-  keepKey(at("key-value").value);
+  useKey(at("key-value").value);
   at("key").hidden = true;
   connect();
   const last = conversation.messages.at(-1);

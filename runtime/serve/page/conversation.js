@@ -1,6 +1,8 @@
 // The messages, as the API has them, and what is known beside them (how an answer ended, its figures). Kept while the
 // tab is open, so that a reload loses nothing; not longer, so that tabs do not overwrite each other.
 
+import { keep, recall } from "./storage.js";
+
 const KEY = "mosaic.conversation";
 
 export class Conversation {
@@ -25,11 +27,7 @@ export class Conversation {
   }
 
   keep() {
-    try {
-      sessionStorage.setItem(KEY, JSON.stringify(this.messages));
-    } catch {
-      sessionStorage.removeItem(KEY); // longer than the browser keeps: rather nothing than an old state
-    }
+    keep("sessionStorage", KEY, this.messages);
   }
 
   /** For a request. An answer of which nothing came is left out. */
@@ -47,7 +45,7 @@ function plain({ role, content, reasoning_content }) {
 }
 
 function stored() {
-  const messages = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
+  const messages = recall("sessionStorage", KEY, []);
   for (const message of messages) {
     if (message.end === null) message.end = "left"; // the page went away while it was being written
   }

@@ -3,7 +3,7 @@
 const ENDS = {
   stopped: "stopped",
   left: "the page was closed before the end",
-  length: "ended at the limit of tokens",
+  length: "cut at max tokens or the end of the context",
 };
 
 /** For example: 1,204 prompt tokens (1,100 cached) · first token after 0.4 s · 310 tokens · 21.3 tok/s */

@@ -1,11 +1,13 @@
 // What the user sets, kept in this browser as it was typed. The form in index.html says what is valid.
 
+import { keep, recall } from "./storage.js";
+
 const KEY = "mosaic.settings";
 
 export class Settings {
   constructor(form) {
     this.form = form;
-    for (const [name, value] of Object.entries(stored())) {
+    for (const [name, value] of Object.entries(recall("localStorage", KEY, {}))) {
       if (form.elements[name]) form.elements[name].value = value;
     }
     form.addEventListener("input", () => this.#keep());
@@ -28,14 +30,6 @@ export class Settings {
   }
 
   #keep() {
-    localStorage.setItem(KEY, JSON.stringify(Object.fromEntries(new FormData(this.form))));
-  }
-}
-
-function stored() {
-  try {
-    return JSON.parse(localStorage.getItem(KEY)) ?? {};
-  } catch {
-    return {}; // not ours
+    keep("localStorage", KEY, Object.fromEntries(new FormData(this.form)));
   }
 }

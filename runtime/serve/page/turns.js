@@ -58,9 +58,9 @@ export class AnswerTurn {
       this.content.finish();
       this.reasoning?.finish();
       this.#tell();
-      const copy = this.message.content ? [copyButton(() => this.message.content)] : [];
-      this.tools.append(...copy, button("Regenerate", this.again, { className: "again" }));
+      if (this.message.content) this.tools.append(copyButton(() => this.message.content));
       if (this.message.problem) this.tools.before(this.#problem());
+      else this.tools.append(button("Regenerate", this.again, { className: "again" }));
     });
   }
 

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 
 import pytest
 
@@ -28,21 +29,32 @@ def fake(server):
     return server
 
 
-@pytest.fixture
-def page(browser, fake):
-    with opened(browser, fake.address) as page:
-        yield page
-
-
 @pytest.fixture(scope="module")
-def modules(browser, server):
-    """A page for what needs a browser, but not the page."""
+def tab(browser, server):
     with opened(browser, server.address) as page:
         yield page
 
 
+@pytest.fixture
+def page(tab, fake):
+    """The page as it is the first time."""
+    tab.goto(f"{fake.address}page/icon.svg")
+    tab.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+    tab.goto(fake.address)
+    tab.get_by_role("heading", name="some-model").wait_for()
+    return tab
+
+
 def texts(page, selector):
     return page.locator(selector).all_inner_texts()
+
+
+def until(page, condition, seconds=5):
+    """Asked from here: the page's policy lets nothing evaluate strings in it, not even the test's own waiting."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
 
 
 def last_answer(page):
@@ -77,7 +89,7 @@ def test_a_whole_conversation(page, fake, tmp_path):
 AWKWARD = "Grüße 👩‍👩‍👧 \u2028漢字 e\u0301 ש data: x\n\nlast"
 
 
-def test_events_are_exact_however_the_bytes_are_cut(modules):
+def test_events_are_exact_however_the_bytes_are_cut(tab):
     lines = [
         b": comment",
         b"event: x",
@@ -95,7 +107,7 @@ def test_events_are_exact_however_the_bytes_are_cut(modules):
         b"data: incomplete",
     ]
     streams = [end.join(lines) + end for end in (b"\n", b"\r\n", b"\r")]
-    found = modules.evaluate(
+    found = tab.evaluate(
         """async ([streams, sizes]) => {
             const { events } = await import("/page/sse.js");
             const cut = (bytes, size) => new ReadableStream({ start(controller) {
@@ -128,7 +140,7 @@ def test_what_is_set_is_sent_and_kept(page, fake):
     for label, value in values.items():
         page.get_by_label(label).fill(value)
     page.get_by_label("Thinking").select_option("off")
-    page.get_by_label("Most tokens of an answer").fill("-5")
+    page.get_by_label("Max tokens").fill("-5")
     page.get_by_role("button", name="Done").click()
     assert page.get_by_role("dialog").is_visible()  # -5 is not valid: the browser says so
     page.keyboard.press("Escape")
@@ -160,7 +172,7 @@ def test_what_is_set_is_sent_and_kept(page, fake):
 
 def test_thinking_is_folded_and_timed(page, fake):
     thinking, writing = Gate(), Gate()
-    fake.scripts.append([delta(), delta(reasoning="Let me **see**"), thinking, delta("So"), writing, *whole(".")[2:]])
+    fake.scripts.append([delta(), delta(reasoning="Let me **see**"), thinking, delta("So"), writing, *whole(".")[1:]])
     ask(page, "?")
     fold = page.locator("details.reasoning")
     page.locator("summary", has_text=re.compile(r"^Thinking… \d+ s$")).wait_for()
@@ -189,7 +201,7 @@ def test_figures(page, fake):
     answered(page)
     assert re.fullmatch(
         r"1,204 prompt tokens \(1,100 cached\) · first token after [\d.]+ s · 310 tokens( · [\d.]+ tok/s)? · "
-        "ended at the limit of tokens",
+        "cut at max tokens or the end of the context",
         page.locator(".status").inner_text(),
     )
 
@@ -294,7 +306,7 @@ def test_what_failed_is_tried_again_even_after_a_reload(page, fake):
 
 
 def test_a_server_that_is_not_there(page):
-    page.route("**/v1/**", lambda route: route.abort())
+    page.route("**/v1/**", lambda route: route.abort(), times=1)
     ask(page, "?")
     answered(page)
     assert page.get_by_role("alert").locator("p").inner_text() == "The server cannot be reached. Is it running?"
@@ -335,7 +347,7 @@ def test_a_new_chat(page, fake):
     assert page.get_by_role("button", name="New chat").is_disabled()
     ask(page, "?")
     answered(page)
-    page.on("dialog", lambda dialog: dialog.accept())
+    page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="New chat").click()
     page.get_by_text("Ask something.").wait_for()
     page.reload()
@@ -364,15 +376,15 @@ def test_scrolling_follows_only_from_the_end(page, fake):
     fake.scripts.append([delta(), delta(lines), first, delta(lines), second, delta(lines), *whole("")[3:]])
     bottom = "log.scrollHeight - log.scrollTop - log.clientHeight < 2"
     ask(page, "?")
-    page.wait_for_function(f"log.scrollHeight > 2 * log.clientHeight && {bottom}")
+    until(page, f"log.scrollHeight > 2 * log.clientHeight && {bottom}")
     first.open()
-    page.wait_for_function(f"document.querySelectorAll('p').length > 120 && {bottom}")
+    until(page, f"document.querySelectorAll('p').length > 120 && {bottom}")
     page.evaluate("log.scrollTop = 100")
     second.open()
     answered(page)
     assert page.evaluate("log.scrollTop") == 100
     page.get_by_role("button", name="Go to the end").click()
-    page.wait_for_function(f"{bottom} && down.hidden")
+    until(page, f"{bottom} && down.hidden")
 
 
 MARKDOWN = [
@@ -410,16 +422,16 @@ RENDER = """async ([texts, cuts]) => {
 }"""
 
 
-def test_markdown(modules):
-    rendered = modules.evaluate(RENDER, [[text for text, _ in MARKDOWN], [[]] * len(MARKDOWN)])
+def test_markdown(tab):
+    rendered = tab.evaluate(RENDER, [[text for text, _ in MARKDOWN], [[]] * len(MARKDOWN)])
     noise = r'</?span>| dir="auto"|</?div[^>]*>| target="_blank" rel="noopener noreferrer nofollow"'
     for (_, expected), found in zip(MARKDOWN, rendered, strict=True):
         assert re.sub(noise, "", found) == expected
 
 
-def test_code_blocks(modules):
+def test_code_blocks(tab):
     text = "1. a\n   ```c++ x\n   if (<b>)\n\n     - **c**\n   ```\n   d\n~~~\n```\nopen"
-    modules.evaluate(
+    tab.evaluate(
         """async (text) => {
             const { Markdown } = await import("/page/markdown.js");
             document.getElementById("turns").className = "markdown";
@@ -429,9 +441,9 @@ def test_code_blocks(modules):
         }""",
         text,
     )
-    assert texts(modules, "pre") == ["if (<b>)\n\n  - **c**", "```\nopen"]
-    assert texts(modules, ".bar span") == ["c++", ""]
-    assert modules.locator("li pre").count() == 1
+    assert texts(tab, "pre") == ["if (<b>)\n\n  - **c**", "```\nopen"]
+    assert texts(tab, ".bar span") == ["c++", ""]
+    assert tab.locator("li pre").count() == 1
 
 
 PARTS = [
@@ -456,17 +468,17 @@ PARTS = [
 ]
 
 
-def test_markdown_is_the_same_however_it_comes(modules):
+def test_markdown_is_the_same_however_it_comes(tab):
     """Cut anywhere: what a preview showed leaves no trace. Paragraphs longer than a piece included."""
     random.seed(5)
     samples = ["".join(random.choices(PARTS, k=random.randint(1, 40))) for _ in range(400)]
     samples += [text for text, _ in MARKDOWN]
     samples += ["".join(random.choices(["word ", "**b** ", "x" * 700, "*", "\n", "👩"], k=60)) for _ in range(10)]
-    at_once = modules.evaluate(RENDER, [samples, [[]] * len(samples)])
+    at_once = tab.evaluate(RENDER, [samples, [[]] * len(samples)])
     lengths = [len(text.encode("utf-16-le")) // 2 for text in samples]
     for step in (1, 2, 7):
         cuts = [list(range(step, length, step if length < 3000 else 97 * step)) for length in lengths]
-        found = modules.evaluate(RENDER, [samples, cuts])
+        found = tab.evaluate(RENDER, [samples, cuts])
         for text, one, other in zip(samples, found, at_once, strict=True):
             assert one == other, text
     kinds = "".join(at_once)
@@ -475,7 +487,7 @@ def test_markdown_is_the_same_however_it_comes(modules):
     )
 
 
-def test_only_the_last_block_changes(modules):
+def test_only_the_last_block_changes(tab):
     """100 KB, a few characters at a time: the work grows as the text does."""
     block = "A paragraph with **bold** words.\n\n- one\n- two\n\n```py\nx = 1\n```\n\n|a|b|\n|-|-|\n|1|2|\n\n"
     kinds = {
@@ -485,7 +497,7 @@ def test_only_the_last_block_changes(modules):
         "table": "|a|b|\n|-|-|\n" + "|one|two|\n" * 2500,
         "one line": "word " * 20000,
     }
-    written = modules.evaluate(
+    written = tab.evaluate(
         """async (kinds) => {
             const { Markdown } = await import("/page/markdown.js");
             const written = {};
