@@ -29,8 +29,10 @@ def make_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[st
     paths = [route.path for route in routes if isinstance(route, Route)]
     middleware = [Middleware(Recorded, metrics=service.metrics, routes=paths)]
     if origins:
-        cors = {"allow_origins": list(origins), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-        middleware.append(Middleware(CORSMiddleware, **cors))
+        allowed = Middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+        middleware.append(allowed)
     if keys:
         middleware.append(Middleware(Keys, keys=keys))
 

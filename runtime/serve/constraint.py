@@ -8,6 +8,7 @@ from mosaic.runtime.text.tool_calls import ToolFormat, call_grammar
 #: Thinking may say anything; the grammar begins after it.
 THINKING = 'thinking[suffix="</think>"]: /(?s:.*)/\n'
 
+
 def grammar(asked: ChatRequest, tool_format: ToolFormat | None, inside_reasoning: bool) -> str | None:
     """The grammar (llguidance's Lark) of what was asked for; None: any text. InputError for tools that have none."""
     if asked.forced:

@@ -19,7 +19,7 @@ SPARE_CONNECTIONS = 128  # beyond one for each request that may be in the house
 
 
 class Server(uvicorn.Server):
-    """After the first SIGINT or SIGTERM: no new requests, and `grace` seconds for those that run. After the second: none."""
+    """After SIGINT or SIGTERM: no new requests, and `grace` seconds for those that run; after a second one, none."""
 
     def __init__(self, app: ASGIApp, service: Service, grace: float) -> None:
         class Protocol(ImpatientProtocol):
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
         self._at_once = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal. Not to be raised again when all is done: that is a success. A third one is the system's to handle."""
+        """A signal. It is not raised again when all is done: that is a success. A third one is the system's."""
         if self.should_exit:
             self._at_once = True
             signal.signal(sig, signal.SIG_DFL)

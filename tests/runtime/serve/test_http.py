@@ -46,7 +46,9 @@ def test_embeddings_are_refused(http):
     assert "embeddings" in error_of(answer)["message"]
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/chat", "/v1/chat/completions/", "/health/x", "/../etc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/v1", "/v1/chat", "/v1/chat/completions/", "/health/x", "/../etc/passwd"]
+)
 def test_unknown_paths(http, path):
     answer = http.post(path, json=ASKED)
     assert answer.status_code == 404
