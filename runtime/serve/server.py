@@ -15,7 +15,7 @@ from mosaic.runtime.serve.service import Service
 
 TICK = 0.05  # seconds between two looks at the clock
 LAST_WORDS = 5  # seconds for the engine to end its step, and for clients to be told that it did
-SPARE_CONNECTIONS = 128  # beyond one for each request that may be in the house
+SPARE_CONNECTIONS = 100  # beyond one for each request that may be in the house
 
 
 class Server(uvicorn.Server):

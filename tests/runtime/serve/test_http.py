@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import threading
 
 import httpx
@@ -38,6 +39,16 @@ def test_models_that_are_not_there(server, name):
     assert answer.status == 404
     assert json.loads(answer.read())["error"]["code"] == "model_not_found"
     connection.close()
+
+
+def test_the_page_needs_no_key(engine):
+    with serving(lambda: engine, keys=("one",)) as server, httpx.Client(base_url=server.url) as client:
+        page = client.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        for path in re.findall(r'(?:src|href)="(/?page/[^"]+)"', page.text):
+            assert client.get(path).status_code == 200
+        assert error_of(client.get("/page/no.js"))["code"] == "not_found"
+        assert client.get("/page/%2e%2e/app.py").status_code == 404
 
 
 def test_embeddings_are_refused(http):
