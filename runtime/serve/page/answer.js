@@ -26,7 +26,7 @@ function read({ choices, usage }, message, clock, changed) {
   }
   const [choice] = choices ?? [];
   if (!choice) return;
-  const { content, reasoning_content: reasoning } = choice.delta;
+  const { content, reasoning_content: reasoning } = choice.delta ?? {};
   if (content || reasoning) {
     clock.tick(Boolean(content));
     message.content += content ?? "";

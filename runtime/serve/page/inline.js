@@ -39,7 +39,7 @@ function unpadded(code) {
 }
 
 function link(href, content) {
-  return make("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" }, content);
+  return make("a", { href, target: "_blank", rel: "noopener noreferrer" }, content);
 }
 
 /** A run of stars or underscores, and what it may be. Underscores within a word are part of the word. */

@@ -67,7 +67,7 @@ export class Heading {
   }
 
   add(line) {
-    this.node.replaceChildren(inline(line.trim().replace(/^#+\s*|\s+#+$/g, "")));
+    this.node.replaceChildren(inline(line.trim().replace(/^#+\s*|(?<!\s)\s+#+$/g, "")));
   }
 
   preview(line) {
