@@ -66,7 +66,7 @@ def converse(page: "Page", exported: Path, seconds: float = 60) -> None:
         answered(page, seconds)
     status = page.locator(".answer .status").last
     assert re.search(r"^[\d,]+ prompt tokens?.* · first token after .* · \d+ tokens?", status.inner_text())
-    answers = page.locator(".answer .markdown")
+    answers = page.locator(".answer > .markdown")
     first = answers.first.inner_text()
     assert first.strip()
 

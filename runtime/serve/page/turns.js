@@ -90,7 +90,8 @@ export class AnswerTurn {
     const thinks = end === null && !content;
     if (this.thinking) {
       this.thinking.classList.toggle("going", thinks);
-      this.thinking.textContent = thinks ? `Thinking… ${whole(passed - figures.first)}` : `Thought for ${seconds(figures.thought)}`;
+      const since = whole(passed - figures.first);
+      this.thinking.textContent = thinks ? `Thinking… ${since}` : `Thought for ${seconds(figures.thought)}`;
     }
     if (end !== null) this.status.textContent = summary(this.message);
     else if (figures.first === undefined) this.status.textContent = `Reading the prompt… ${whole(passed)}`;

@@ -391,6 +391,16 @@ def test_scrolling_follows_only_from_the_end(page, fake):
     until(page, f"{bottom} && down.hidden")
 
 
+def test_the_page_parses_no_html_and_evaluates_no_text(page):
+    """By its own policy, whatever a server's headers say: both attempts throw."""
+    caught = "(() => { try { %s; } catch (error) { return error.name; } })()"
+    assert page.evaluate(caught % "document.body.innerHTML = '<p>'") == "TypeError"
+    timer = page.evaluate(
+        "new Promise((done) => { window.hit = done; try { setTimeout('hit(1)'); } catch { done(0); } })"
+    )
+    assert timer == 0
+
+
 MARKDOWN = [
     ("a **b** *c* `d*` __e__ _f_ ***g*** *h **i** j*", "<p>a <strong>b</strong> <em>c</em> <code>d*</code> "
      "<strong>e</strong> <em>f</em> <em><strong>g</strong></em> <em>h <strong>i</strong> j</em></p>"),
