@@ -50,7 +50,7 @@ class Clock {
     if (content) this.told ??= now;
   }
 
-  /** `first`: until the first token; `thought`: from then to the first word of the answer; `writing`: to the last one. */
+  /** `first`: to the first token; from it `thought`: to the first word of the answer; `writing`: to the last token. */
   fill(figures) {
     if (this.first === undefined) return;
     figures.first = this.first;

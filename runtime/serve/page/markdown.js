@@ -1,4 +1,4 @@
-// Markdown as it arrives, into a page: a safe subset, built of nodes. Lines that are complete are never looked at again.
+// Markdown as it arrives, into a page: a safe subset, built of nodes. Complete lines are never looked at again.
 // Of the line that is still being written a preview is shown, unless it is too short to tell what it will be.
 
 import { make } from "./dom.js";
