@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.sampler import Chosen, TokenMask
 from mosaic.runtime.sampling import Sampling
-from mosaic.runtime.speeds import Speeds
+
+if TYPE_CHECKING:
+    from mosaic.runtime.speeds import Speeds
 
 
 class FinishReason(StrEnum):
@@ -56,7 +59,7 @@ class Stats:
     stop_reason: str = ""
     major_faults: int = 0  # pages that had to be read when they were touched
     traffic: Traffic = field(default_factory=Traffic)  # of all that ran in this time
-    ceilings: Speeds | None = None  # of this machine, if they were measured before
+    ceilings: "Speeds | None" = None  # of this machine, if they were measured before
 
     def as_dict(self) -> dict[str, float | int | str | None]:
         """The figures and what follows from them."""

@@ -24,7 +24,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new of a choice. The first one of each is empty: the engine has accepted it; the last one has a reason."""
+    """What is new of a choice. Its first one is empty: the engine has accepted it; its last one has a reason."""
 
     index: int
     generation: Generation

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -11,8 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from mosaic.runtime.serve.chat_completions import chat_completions
 from mosaic.runtime.serve.completions import completions
@@ -22,6 +24,8 @@ from mosaic.runtime.serve.middleware import Keys, Recorded
 from mosaic.runtime.serve.service import Service
 from mosaic.runtime.serve.worker import State
 
+PAGE = Path(__file__).with_name("page")
+
 
 def make_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[str] = ()) -> Starlette:
     """The application. `keys`: one of them is needed, if there are any. `origins`: web sites that may use it (CORS)."""
@@ -29,8 +33,10 @@ def make_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[st
     paths = [route.path for route in routes if isinstance(route, Route)]
     middleware = [Middleware(Recorded, metrics=service.metrics, routes=paths)]
     if origins:
-        cors = {"allow_origins": list(origins), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-        middleware.append(Middleware(CORSMiddleware, **cors))
+        allowed = Middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+        middleware.append(allowed)
     if keys:
         middleware.append(Middleware(Keys, keys=keys))
 
@@ -69,7 +75,12 @@ def _routes(service: Service) -> list[BaseRoute]:
     async def embeddings(_: Request) -> Response:
         raise ApiError(501, "this server makes no embeddings: its models generate text", code="unsupported")
 
+    async def index(_: Request) -> Response:
+        return FileResponse(PAGE / "index.html")
+
     return [
+        Route("/", index),
+        Mount("/page", StaticFiles(directory=PAGE)),
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/v1/models", models),

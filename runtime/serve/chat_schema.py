@@ -42,7 +42,7 @@ class Message(Asked):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[MadeCall], FailFast(), NullIsEmpty] = []
+    tool_calls: Annotated[list[MadeCall], FailFast(), NullIsEmpty] = Field(default_factory=list)
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -115,7 +115,7 @@ class ChatRequest(Common):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], FailFast(), Field(max_length=512), NullIsEmpty] = []
+    tools: Annotated[list[Tool], FailFast(), Field(max_length=512), NullIsEmpty] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

@@ -34,7 +34,9 @@ def command(
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds for a client to send its request, or to take any of its answer.")
     ] = 60.0,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds that running answers have after SIGINT or SIGTERM.")] = 30.0,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running answers have after SIGINT or SIGTERM.")
+    ] = 30.0,
     alias: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Name of the model, beside its directory's; repeatable.")
     ] = None,
@@ -113,7 +115,9 @@ def _keys(given: list[str], file: Path | None) -> list[str]:
     """All keys there are."""
     keys = [*given, *(filter(None, map(str.strip, file.read_text().splitlines())) if file else ())]
     if "" in keys or (file and len(keys) == len(given)):
-        raise InputError("an API key is empty", file=file, expected="some characters", remedy="write one, or leave it out")
+        raise InputError(
+            "an API key is empty", file=file, expected="some characters", remedy="write one, or leave it out"
+        )
     return keys
 
 

@@ -19,7 +19,7 @@ def _prompts(value: object) -> list[Prompt]:
         raise ValueError(f"more than {MOST_PROMPTS} prompts")
     found: list[Prompt] = []
     for prompt in many:
-        if not (isinstance(prompt, str) or isinstance(prompt, list) and all(type(token) is int for token in prompt)):
+        if not (isinstance(prompt, str) or (isinstance(prompt, list) and all(type(token) is int for token in prompt))):
             raise ValueError("a prompt is a text, a list of texts, a list of token ids, or a list of those")
         if not prompt:
             raise ValueError("a prompt is empty")

@@ -18,9 +18,8 @@ def chat_logprobs(tokenizer: Tokenizer, chosen: Iterable[Chosen]) -> dict[str, A
 
     content = []
     for each in chosen:
-        assert each.logprob is not None
         top = [entry(*alternative) for alternative in each.top]
-        content.append(entry(each.token, each.logprob) | {"top_logprobs": top})
+        content.append(entry(each.token, _logprob(each)) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
@@ -39,14 +38,18 @@ class CompletionLogprobs:
             found["tokens"].append(self._tokenizer.shown(token))
             found["text_offset"].append(self._offset)
             self._offset += len(self._text.push(token))
-            known = each is not None and each.logprob is not None
-            found["token_logprobs"].append(max(each.logprob, LEAST) if known else None)
-            found["top_logprobs"].append(self._top(each) if known else None)
+            found["token_logprobs"].append(None if each is None else _logprob(each))
+            found["top_logprobs"].append(None if each is None else self._top(each))
         return found
 
     def _top(self, chosen: Chosen) -> dict[str, float]:
         """By text, so of several tokens that read the same the likeliest; the chosen one is always there."""
         found: dict[str, float] = {}
-        for token, logprob in (*chosen.top, (chosen.token, chosen.logprob)):
+        for token, logprob in (*chosen.top, (chosen.token, _logprob(chosen))):
             found.setdefault(self._tokenizer.shown(token), max(logprob, LEAST))
         return found
+
+
+def _logprob(chosen: Chosen) -> float:
+    assert chosen.logprob is not None  # it was asked for
+    return max(chosen.logprob, LEAST)

@@ -17,7 +17,7 @@ class ImpatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to watch."""
         super().connection_made(transport)
-        self._seen = (None, 0)
+        self._seen: tuple[object, int] = (None, 0)  # the request, and what is not taken of the answers
         self._watch = self.loop.call_later(self.patience, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:

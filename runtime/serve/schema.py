@@ -127,7 +127,7 @@ def _place(fault: ErrorDetails, body: object) -> list[str | int]:
     """Where in the body a fault is: pydantic's place, without the names of its own alternatives."""
     place: list[str | int] = []
     for step in fault["loc"]:
-        if isinstance(body, dict) and (step in body or fault["type"] == "missing" and step == fault["loc"][-1]):
+        if isinstance(body, dict) and (step in body or (fault["type"] == "missing" and step == fault["loc"][-1])):
             body = body.get(step)
         elif isinstance(body, list) and isinstance(step, int) and step < len(body):
             body = body[step]

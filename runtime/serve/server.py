@@ -1,6 +1,7 @@
 """uvicorn around the application: a socket, two signals, and time for answers to end."""
 
 import asyncio
+import signal
 import socket
 import time
 from types import FrameType
@@ -14,11 +15,11 @@ from mosaic.runtime.serve.service import Service
 
 TICK = 0.05  # seconds between two looks at the clock
 LAST_WORDS = 5  # seconds for the engine to end its step, and for clients to be told that it did
-SPARE_CONNECTIONS = 128  # beyond one for each request that may be in the house
+SPARE_CONNECTIONS = 100  # beyond one for each request that may be in the house
 
 
 class Server(uvicorn.Server):
-    """After the first SIGINT or SIGTERM: no new requests, and `grace` seconds for those that run. After the second: none."""
+    """After SIGINT or SIGTERM: no new requests, and `grace` seconds for those that run; after a second one, none."""
 
     def __init__(self, app: ASGIApp, service: Service, grace: float) -> None:
         class Protocol(ImpatientProtocol):
@@ -42,10 +43,13 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._grace = grace
+        self._at_once = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal. Not to be raised again when all is done: that is a success."""
-        self.force_exit = self.should_exit
+        """A signal. It is not raised again when all is done: that is a success. A third one is the system's."""
+        if self.should_exit:
+            self._at_once = True
+            signal.signal(sig, signal.SIG_DFL)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -56,10 +60,10 @@ class Server(uvicorn.Server):
 
     async def _end(self) -> None:
         deadline = time.monotonic() + self._grace
-        while time.monotonic() < deadline and not self.force_exit:
+        while time.monotonic() < deadline and not self._at_once:
             await asyncio.sleep(TICK)
         self._service.worker.ask_to_stop()  # which its clients are told
-        while not self.force_exit:
+        while not self._at_once:
             await asyncio.sleep(TICK)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

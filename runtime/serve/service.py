@@ -78,5 +78,11 @@ class Service:
         scheduler = self.engine.scheduler
         traffic, cache = scheduler.traffic, scheduler.cache
         return Sample(
-            scheduler.active, scheduler.waiting, len(cache), cache.nbytes, traffic.hits, traffic.misses, traffic.disk_bytes
+            active=scheduler.active,
+            waiting=scheduler.waiting,
+            cached_states=len(cache),
+            cached_state_bytes=cache.nbytes,
+            expert_hits=traffic.hits,
+            expert_misses=traffic.misses,
+            disk_bytes=traffic.disk_bytes,
         )

@@ -1,4 +1,4 @@
-"""Server-sent events: one JSON object each, a comment now and then while there is nothing to tell, [DONE] at the end."""
+"""Server-sent events: one JSON object each, a comment now and then while there is nothing to tell, then [DONE]."""
 
 import asyncio
 import json

@@ -1,8 +1,9 @@
 """An engine without a model, for tests of the server: its scheduler writes what a script says.
 
 A script is what follows a prompt: token ids (ANY: the first that the mask allows), and between them an `InputError`
-(the engine fails), or a `threading.Event` (nothing more comes until it is set). The tokenizer is that of the tiny checkpoints, so a token id is
-a byte. The rules of the real scheduler hold: places, limits, stop tokens, masks, log-probabilities.
+(the engine fails), or a `threading.Event` (nothing more comes until it is set). The tokenizer is that of the tiny
+checkpoints, so a token id is a byte. The rules of the real scheduler hold: places, limits, stop tokens, masks,
+log-probabilities.
 """
 
 import threading

@@ -67,14 +67,14 @@ def test_sampling_reaches_the_engine(ask, engine):
 
 
 def test_a_limit_is_a_finish_reason(ask):
-    status, body = ask(max_tokens=4)
+    _, body = ask(max_tokens=4)
     assert body["choices"][0]["message"]["content"] == "Hell"
     assert body["choices"][0]["finish_reason"] == "length"
 
 
 def test_stop_strings_end_the_work(ask, engine, server):
     engine.scheduler.script = says("one two three four" * 500)
-    status, body = ask(stop=["three"])
+    _, body = ask(stop=["three"])
     assert body["choices"][0]["message"]["content"] == "one two "
     assert body["choices"][0]["finish_reason"] == "stop"
     server.wait(lambda: engine.scheduler.cancelled == 1)
@@ -82,7 +82,7 @@ def test_stop_strings_end_the_work(ask, engine, server):
 
 def test_several_choices(ask, engine):
     engine.scheduler.script = lambda request: [65 + request.seed, 258]
-    status, body = ask(n=3, seed=1)
+    _, body = ask(n=3, seed=1)
     assert [choice["message"]["content"] for choice in body["choices"]] == ["B", "C", "D"]
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     assert body["usage"]["prompt_tokens"] == len(engine.scheduler.requests[0].prompt)
@@ -118,7 +118,7 @@ def test_a_stream_of_several_choices(http, engine):
 
 def test_reasoning_is_apart(ask, http, engine):
     engine.scheduler.script = says("hm\n</think>\n\nYes.")
-    status, body = ask(enable_thinking=True)
+    _, body = ask(enable_thinking=True)
     assert body["choices"][0]["message"]["reasoning_content"] == "hm"
     assert body["choices"][0]["message"]["content"] == "Yes."
     chunks = events(http, chat_template_kwargs={"enable_thinking": True})[:-1]
@@ -139,7 +139,7 @@ def test_thinking_is_asked_for(ask, engine, asked, thinks):
 
 def test_tool_calls(ask, http, engine):
     engine.scheduler.script = says(f"Let me see.\n{CALL}\n{CALL}")
-    status, body = ask(tools=[TOOL])
+    _, body = ask(tools=[TOOL])
     [choice] = body["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Let me see."
@@ -155,22 +155,25 @@ def test_tool_calls(ask, http, engine):
 
 def test_one_tool_call_is_enough(ask, engine):
     engine.scheduler.script = says(f"{CALL}\n{CALL}")
-    for asked in ({"parallel_tool_calls": False}, {"tool_choice": {"type": "function", "function": {"name": "look_up"}}}):
-        status, body = ask(tools=[TOOL], **asked)
+    for asked in (
+        {"parallel_tool_calls": False},
+        {"tool_choice": {"type": "function", "function": {"name": "look_up"}}},
+    ):
+        _, body = ask(tools=[TOOL], **asked)
         assert len(body["choices"][0]["message"]["tool_calls"]) == 1
         assert body["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_tools_that_are_not_to_be_used_are_not_shown(ask, engine):
     engine.scheduler.script = says(CALL)
-    status, body = ask(tools=[TOOL], tool_choice="none")
+    _, body = ask(tools=[TOOL], tool_choice="none")
     assert body["choices"][0]["message"]["content"] == CALL
     assert b"look_up" not in bytes(token for token in engine.scheduler.requests[0].prompt if token < 256)
 
 
 def test_a_call_can_be_demanded(ask, engine):
     engine.scheduler.script = says(CALL)
-    status, body = ask(tools=[TOOL], tool_choice="required")  # the script asserts that every token is allowed
+    _, body = ask(tools=[TOOL], tool_choice="required")  # the script asserts that every token is allowed
     assert body["choices"][0]["message"]["tool_calls"]
     mask = engine.scheduler.requests[0].mask
     assert mask is not None
@@ -201,7 +204,7 @@ def test_a_schema_that_is_none(ask):
 
 
 def test_log_probabilities(ask, http):
-    status, body = ask(logprobs=True, top_logprobs=2, max_tokens=2)
+    _, body = ask(logprobs=True, top_logprobs=2, max_tokens=2)
     content = body["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in content] == ["H", "e"]
     assert content[0]["logprob"] == -0.72

@@ -23,7 +23,9 @@ def connect(server: Served) -> socket.socket:
 def post(server: Served, **body: object) -> socket.socket:
     """A connection on which a chat completion was asked for."""
     content = json.dumps({**ASKED, **body}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
     connection = connect(server)
     connection.sendall(head.encode() + content)
     return connection
@@ -76,7 +78,10 @@ def test_a_client_may_go_before_it_has_asked(server, http):
 def test_silence_is_filled(engine):
     later = threading.Event()
     engine.scheduler.script = lambda request: [later, 72, 258]
-    with serving(lambda: engine, limits=Limits(keep_alive=0.02)) as server, closing(post(server, stream=True)) as connection:
+    with (
+        serving(lambda: engine, limits=Limits(keep_alive=0.02)) as server,
+        closing(post(server, stream=True)) as connection,
+    ):
         read = read_until(connection, b": keep-alive\n\n")
         assert b'"role":"assistant"' in read
         later.set()

@@ -30,7 +30,7 @@ def test_sixteen_tokens_unless_told(ask, engine):
 )
 def test_prompts_have_four_forms(ask, engine, prompt, tokens):
     engine.scheduler.script = lambda request: [request.prompt[0], 258]
-    status, body = ask(PATH, prompt=prompt)
+    _, body = ask(PATH, prompt=prompt)
     assert [list(request.prompt) for request in engine.scheduler.requests] == tokens
     assert [choice["text"] for choice in body["choices"]] == [chr(each[0]) for each in tokens]
     assert body["usage"]["prompt_tokens"] == sum(map(len, tokens))
@@ -38,7 +38,7 @@ def test_prompts_have_four_forms(ask, engine, prompt, tokens):
 
 def test_many_prompts_take_turns(ask, engine):
     engine.scheduler.script = lambda request: [request.prompt[0], 258]
-    status, body = ask(PATH, prompt=[[n] for n in range(60, 90)], n=2)
+    _, body = ask(PATH, prompt=[[n] for n in range(60, 90)], n=2)
     expected = [chr(n) for n in range(60, 90) for _ in range(2)]
     assert [choice["text"] for choice in body["choices"]] == expected
     assert [choice["index"] for choice in body["choices"]] == list(range(60))
@@ -83,7 +83,9 @@ def test_a_scored_prompt_that_ends_has_its_stop_token(ask, engine):
 
 
 def test_the_chosen_token_is_among_the_likeliest(ask):
-    assert ask(PATH, prompt="ab", logprobs=0, max_tokens=1)[1]["choices"][0]["logprobs"]["top_logprobs"] == [{"H": -0.72}]
+    assert ask(PATH, prompt="ab", logprobs=0, max_tokens=1)[1]["choices"][0]["logprobs"]["top_logprobs"] == [
+        {"H": -0.72}
+    ]
 
 
 def test_a_stream(http, engine):

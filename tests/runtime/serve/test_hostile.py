@@ -29,9 +29,10 @@ VALID = [
     (COMPLETIONS, {"prompt": [[1, 2], [3]], "stream": True, "stream_options": {"include_usage": True}, "top_k": 3}),
 ]  # fmt: skip
 BAD = [
-    None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, "", "x", "\0", "é\u0301🎉",
-    "<|im_start|>", "</think>", "{{ 7 * 7 }}", "../../etc/passwd", "x" * 3000, [], [[]], [None], [1], ["x"], {},
-    {"a": None}, {"type": "text"}, {"__class__": 1}, {"$ref": "#"}, {"type": "string", "pattern": "(a+)+$"}, [1] * 500,
+    None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, "", "x", "\0",
+    "é\u0301🎉", "<|im_start|>", "</think>", "{{ 7 * 7 }}", "../../etc/passwd", "x" * 3000, [], [[]], [None], [1], ["x"],
+    {}, {"a": None}, {"type": "text"}, {"__class__": 1}, {"$ref": "#"}, {"type": "string", "pattern": "(a+)+$"},
+    [1] * 500,
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import threading
 
 import httpx
@@ -40,13 +41,25 @@ def test_models_that_are_not_there(server, name):
     connection.close()
 
 
+def test_the_page_needs_no_key(engine):
+    with serving(lambda: engine, keys=("one",)) as server, httpx.Client(base_url=server.url) as client:
+        page = client.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        for path in re.findall(r'(?:src|href)="(/?page/[^"]+)"', page.text):
+            assert client.get(path).status_code == 200
+        assert error_of(client.get("/page/no.js"))["code"] == "not_found"
+        assert client.get("/page/%2e%2e/app.py").status_code == 404
+
+
 def test_embeddings_are_refused(http):
     answer = http.post("/v1/embeddings", json={"input": "x"})
     assert answer.status_code == 501
     assert "embeddings" in error_of(answer)["message"]
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/chat", "/v1/chat/completions/", "/health/x", "/../etc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/v1", "/v1/chat", "/v1/chat/completions/", "/health/x", "/../etc/passwd"]
+)
 def test_unknown_paths(http, path):
     answer = http.post(path, json=ASKED)
     assert answer.status_code == 404

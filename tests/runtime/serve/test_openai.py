@@ -62,7 +62,9 @@ def test_answers_by_a_type(client, engine):
 
 
 def test_tools(client, engine):
-    engine.scheduler.script = says("<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>")
+    engine.scheduler.script = says(
+        "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
+    )
     parameters = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     message = client.chat.completions.create(model="tiny", messages=MESSAGES, tools=tools).choices[0].message
