@@ -1,103 +1,133 @@
-"""Chooses the next token from logits: temperature, top-k, top-p, in this order. numpy only."""
+"""Chooses the next token: penalties, bias, a mask, then a draw from what `cuts` leaves. numpy only."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.format.errors import InputError
-from mosaic.format.jsonfile import read_json
+from mosaic.runtime.cuts import likeliest, survivors
+from mosaic.runtime.sampling import Sampling
 
-GENERATION_FILE = "generation_config.json"
 
+class TokenMask(Protocol):
+    """What may come next by rules that the sampler need not know: a grammar, say."""
 
-@dataclass(frozen=True)
-class Sampling:
-    """How to sample. temperature 0: the likeliest token. top_k 0 and top_p 1: no cut."""
+    def allowed(self) -> NDArray[np.bool_]:
+        """For every token [num_tokens] whether it may come now; one at least may."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name, holds, expected in (
-            ("temperature", 0 <= self.temperature < float("inf"), "a number >= 0"),
-            ("top_k", self.top_k >= 0, "a whole number >= 0 (0: no cut)"),
-            ("top_p", 0 < self.top_p <= 1, "a number above 0 and up to 1"),
-        ):
-            if not holds:
-                raise InputError(
-                    f"{name} is out of range", found=getattr(self, name), expected=expected, remedy=f"change {name}"
-                )
+    def advance(self, token: int) -> None:
+        """A token came; it was allowed."""
 
 
 @dataclass(frozen=True)
-class GenerationDefaults:
-    """What generation_config.json recommends, and the tokens that end a text."""
+class Chosen:
+    """A token and, if asked for, how likely the model found it.
 
-    sampling: Sampling
-    stop: frozenset[int]
+    Log-probabilities in nats, of the model's own distribution: before penalties, bias, mask and temperature.
+    `top` holds the likeliest tokens with theirs, best first.
+    """
 
-
-def generation_defaults(folder: Path) -> GenerationDefaults:
-    """Defaults of a model directory; greedy and without stop tokens where the file is silent."""
-    file = folder / GENERATION_FILE
-    config = read_json(file) if file.is_file() else {}
-    stop = stop_tokens(config, file)
-    if not config.get("do_sample", False):
-        return GenerationDefaults(Sampling(temperature=0.0), stop)
-    # Where a key is absent, the defaults of the file's own format.
-    temperature, top_p = _number(config, file, "temperature", 1.0), _number(config, file, "top_p", 1.0)
-    return GenerationDefaults(Sampling(temperature, int(_number(config, file, "top_k", 50)), top_p), stop)
-
-
-def stop_tokens(config: Mapping[str, Any], file: Path) -> frozenset[int]:
-    """`eos_token_id` of a configuration file: one token, a list, or none."""
-    value = config.get("eos_token_id")
-    tokens = value if isinstance(value, list) else [] if value is None else [value]
-    if any(type(token) is not int for token in tokens):
-        raise _unusable(file, "eos_token_id", value, "a token number or a list of them")
-    return frozenset(tokens)
-
-
-def _number(config: Mapping[str, Any], file: Path, key: str, default: float) -> float:
-    value = config.get(key)
-    if value is None:
-        return default
-    if type(value) not in (int, float):
-        raise _unusable(file, key, value, "a number")
-    return float(value)
-
-
-def _unusable(file: Path, key: str, found: object, expected: str) -> InputError:
-    return InputError(
-        f"{key} is not usable", file=file, found=repr(found), expected=expected, remedy="copy the file again"
-    )
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Sampler:
-    """Samples with one random stream; the same seed and logits give the same tokens."""
+    """Chooses the tokens of one answer; the same seed and logits give the same tokens.
 
-    def __init__(self, sampling: Sampling, seed: int | None, num_tokens: int) -> None:
+    `prompt`: what came before the answer, for the repetition penalty. `logprobs`: None, or how many of the likeliest
+    tokens to tell with each chosen one. InputError if the bias names a token that does not exist.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int | None,
+        num_tokens: int,
+        *,
+        prompt: Sequence[int] = (),
+        mask: TokenMask | None = None,
+        logprobs: int | None = None,
+    ) -> None:
         self._sampling = sampling
         self._random = np.random.default_rng(seed)
         self._num_tokens = num_tokens
+        self._mask = mask
+        self._logprobs = logprobs
+        #: How often each token of prompt or answer came in the answer.
+        self._times = {token: 0 for token in prompt if token < num_tokens} if sampling.repetition_penalty != 1 else {}
+        for token in sampling.logit_bias:
+            if token >= num_tokens:
+                raise InputError(
+                    "logit_bias names a token that does not exist",
+                    found=token,
+                    expected=f"ids below {num_tokens}",
+                    remedy="remove it, or use this model's own tokenizer",
+                )
 
-    def choose(self, logits: NDArray[np.floating]) -> int:
-        """A token id for logits [V]; ids from `num_tokens` on are padding and never chosen."""
-        logits = logits[: self._num_tokens].astype(np.float64)
-        if self._sampling.temperature == 0:
-            return int(logits.argmax())
-        order = np.argsort(-logits, kind="stable")
-        if self._sampling.top_k:
-            order = order[: self._sampling.top_k]
-        scaled = (logits[order] - logits[order[0]]) / self._sampling.temperature
-        shares = np.exp(scaled)
-        shares /= shares.sum()
-        # A token stays as long as the likelier ones together do not reach top_p; the first always stays.
-        before = np.concatenate(([0.0], np.cumsum(shares)[:-1]))
-        shares = np.where(before < self._sampling.top_p, shares, 0.0)
-        return int(order[self._random.choice(len(order), p=shares / shares.sum())])
+    def choose(self, logits: NDArray[np.floating]) -> Chosen:
+        """A token for logits [V], remembered for the next one; ids from `num_tokens` on are padding and never chosen.
+
+        InputError if the bias forbids every token that the mask allows.
+        """
+        ids, shares = self.distribution(logits)
+        if not len(ids):
+            raise InputError(
+                "no token can follow",
+                found="logit_bias -inf for every token that is allowed here",
+                expected="at least one that is not",
+                remedy="remove logit_bias, or what the answer must look like",
+            )
+        sums = np.cumsum(shares)
+        token = int(ids[np.searchsorted(sums, self._random.random() * sums[-1], side="right")])
+        if self._sampling.looks_back:
+            self._times[token] = self._times.get(token, 0) + 1
+        if self._mask is not None:
+            self._mask.advance(token)
+        return Chosen(token) if self._logprobs is None else scored(logits, token, self._logprobs, self._num_tokens)
+
+    def distribution(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Ids [C] of the tokens that `choose` would draw from, and their probabilities [C]."""
+        scores = logits[: self._num_tokens]
+        if self._sampling.looks_back or self._sampling.logit_bias or self._mask is not None:
+            scores = scores.copy()
+            self._penalise(scores)
+            self._restrict(scores)
+        return survivors(scores, self._sampling)
+
+    def _penalise(self, scores: NDArray[np.floating]) -> None:
+        """Change the scores [num_tokens] of tokens that came before, and only theirs."""
+        count = len(self._times)
+        ids = np.fromiter(self._times.keys(), np.intp, count)
+        times = np.fromiter(self._times.values(), np.float64, count)
+        found, factor = scores[ids].astype(np.float64), self._sampling.repetition_penalty
+        found = np.where(found > 0, found / factor, found * factor)
+        found -= self._sampling.presence_penalty * (times > 0) + self._sampling.frequency_penalty * times
+        scores[ids] = found
+
+    def _restrict(self, scores: NDArray[np.floating]) -> None:
+        """Add the bias to scores [num_tokens] and set to -inf what the mask forbids."""
+        for token, bias in self._sampling.logit_bias.items():
+            scores[token] += bias
+        if self._mask is not None:
+            allowed = self._mask.allowed()[: self._num_tokens]
+            assert allowed.any(), "a mask must allow a token"
+            scores[~allowed] = -np.inf
+
+
+def scored(logits: NDArray[np.floating], token: int, logprobs: int, num_tokens: int) -> Chosen:
+    """A given token with its log-probability under logits [V], and the `logprobs` likeliest ids below `num_tokens`."""
+    logits = logits[:num_tokens]
+    terms = logits.astype(np.float64)
+    most = terms.max()
+    terms -= most
+    total = np.log(np.exp(terms, out=terms).sum())
+    top = likeliest(logits, logprobs) if logprobs else ()
+
+    def logprob(number: int) -> float:
+        return float(np.float64(logits[number]) - most - total)
+
+    return Chosen(token, logprob(token), tuple((int(number), logprob(number)) for number in top))

@@ -17,7 +17,7 @@ from mosaic.runtime import engine as engine_module
 from mosaic.runtime import state as state_module
 from mosaic.runtime.engine import Engine, Stats, load_engine
 from mosaic.runtime.ops.cpu import CpuOps
-from mosaic.runtime.sampler import Sampling
+from mosaic.runtime.sampling import Sampling
 from mosaic.runtime.state import KVCache, KVFormat, KVPool, SequenceState
 from support.tiny_tokenizer import END_OF_TEXT, IM_END, UNUSED
 

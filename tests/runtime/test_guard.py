@@ -12,7 +12,7 @@ from mosaic.runtime.engine import Stats, load_engine
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.loading import LoadOptions
 from mosaic.runtime.ops.cpu import CpuOps
-from mosaic.runtime.sampler import Sampling
+from mosaic.runtime.sampling import Sampling
 from mosaic.runtime.weights import Weights
 
 SHRINK = """

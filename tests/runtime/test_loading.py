@@ -16,7 +16,7 @@ from mosaic.runtime.experts.replay import replay
 from mosaic.runtime.experts.trace import read_trace
 from mosaic.runtime.loading import Loading, LoadOptions
 from mosaic.runtime.ops.cpu import CpuOps, set_threads, threads
-from mosaic.runtime.sampler import Sampling
+from mosaic.runtime.sampling import Sampling
 from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 

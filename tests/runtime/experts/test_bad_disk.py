@@ -22,7 +22,7 @@ from mosaic.runtime.engine import Stats, load_engine
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.loading import Loading
 from mosaic.runtime.ops.cpu import CpuOps
-from mosaic.runtime.sampler import Sampling
+from mosaic.runtime.sampling import Sampling
 from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 
