@@ -54,6 +54,10 @@ class Tokenizer:
                 "the text is not UTF-8", found=ascii(text)[:60], expected="UTF-8", remedy="convert the text first"
             ) from error
 
+    def is_added(self, number: int) -> bool:
+        """Whether a token was added to the vocabulary for a purpose of its own: its text is never divided."""
+        return number in self._added
+
     def same_vocabulary(self, other: "Tokenizer") -> bool:
         """Whether every token id stands for the same in both."""
         one, two = (library.get_vocab(with_added_tokens=True) for library in (self._library, other._library))

@@ -83,6 +83,7 @@ def test_torch_stays_in_the_runtime():
     assert not {file for file in users("torch") if not file.startswith("runtime/")}
     assert set(SOURCES) >= DECISIONS
     assert not users("torch") & DECISIONS
+    assert not {file for file in users("torch") if file.startswith("runtime/text/")}
     assert not users("torch.cuda") - {"runtime/ops/cuda.py"}
     assert not users("triton") - {"runtime/ops/cuda.py"}
     assert not users("transformers")

@@ -8,158 +8,10 @@ import pytest
 
 from mosaic.format.errors import InputError
 from mosaic.recipes import DEMO_CHECKPOINT
-from mosaic.runtime.chat import CONFIG_FILE, TEMPLATE_FILE, ChatTemplate
+from mosaic.runtime.text.template import CONFIG_FILE, TEMPLATE_FILE, ChatTemplate
+from mosaic.runtime.text.tool_calls import ToolFormat
+from support.templates import QWEN3, QWEN3_5
 from support.tiny import write_tokenizer
-
-#: In the style of Qwen3: a namespace that finds the last question, tool calls as JSON, reasoning of old turns dropped.
-QWEN3 = r"""
-{%- if tools %}
-    {{- '<|im_start|>system\n' }}
-    {%- for tool in tools %}
-        {{- "\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "<|im_end|>\n" }}
-{%- else %}
-    {%- if messages[0].role == 'system' %}
-        {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
-    {%- endif %}
-{%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning_content = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning_content = message.reasoning_content %}
-        {%- else %}
-            {%- if '</think>' in content %}
-                {%- set reasoning_content = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
-                {%- set content = content.split('</think>')[-1].lstrip('\n') %}
-            {%- endif %}
-        {%- endif %}
-        {%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}
-            {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
-        {%- else %}
-            {{- '<|im_start|>' + message.role + '\n' + content }}
-        {%- endif %}
-        {%- if message.tool_calls %}
-            {%- for tool_call in message.tool_calls %}
-                {%- if (loop.first and content) or (not loop.first) %}
-                    {{- '\n' }}
-                {%- endif %}
-                {%- if tool_call.function %}
-                    {%- set tool_call = tool_call.function %}
-                {%- endif %}
-                {{- '<tool_call>\n{"name": "' }}
-                {{- tool_call.name }}
-                {{- '", "arguments": ' }}
-                {%- if tool_call.arguments is string %}
-                    {{- tool_call.arguments }}
-                {%- else %}
-                    {{- tool_call.arguments | tojson }}
-                {%- endif %}
-                {{- '}\n</tool_call>' }}
-            {%- endfor %}
-        {%- endif %}
-        {{- '<|im_end|>\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\n<tool_response>\n' + content + '\n</tool_response>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
-            {{- '<|im_end|>\n' }}
-        {%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\n\n</think>\n\n' }}
-    {%- endif %}
-{%- endif %}
-"""  # noqa: E501 - as published
-
-#: In the style of Qwen3.5: a macro over content lists, raise_exception, |items, thinking by default.
-QWEN3_5 = r"""
-{%- set image_count = namespace(value=0) %}
-{%- macro render_content(content, do_vision_count, is_system_content=false) %}
-    {%- if content is string %}
-        {{- content }}
-    {%- elif content is iterable and content is not mapping %}
-        {%- for item in content %}
-            {%- if 'image' in item or 'image_url' in item or item.type == 'image' %}
-                {%- if is_system_content %}
-                    {{- raise_exception('System message cannot contain images.') }}
-                {%- endif %}
-                {%- if do_vision_count %}
-                    {%- set image_count.value = image_count.value + 1 %}
-                {%- endif %}
-                {{- 'Picture ' ~ image_count.value ~ ': ' }}
-                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
-            {%- elif 'text' in item %}
-                {{- item.text }}
-            {%- else %}
-                {{- raise_exception('Unexpected item type in content.') }}
-            {%- endif %}
-        {%- endfor %}
-    {%- elif content is none or content is undefined %}
-        {{- '' }}
-    {%- else %}
-        {{- raise_exception('Unexpected content type.') }}
-    {%- endif %}
-{%- endmacro %}
-{%- if not messages %}
-    {{- raise_exception('No messages provided.') }}
-{%- endif %}
-{%- for message in messages %}
-    {%- set content = render_content(message.content, true, message.role == "system") | trim %}
-    {%- if message.role == "system" %}
-        {%- if not loop.first %}
-            {{- raise_exception('System message must be at the beginning.') }}
-        {%- endif %}
-        {{- '<|im_start|>system\n' + content + '<|im_end|>\n' }}
-    {%- elif message.role == "user" %}
-        {{- '<|im_start|>user\n' + content + '<|im_end|>' + '\n' }}
-    {%- elif message.role == "assistant" %}
-        {{- '<|im_start|>assistant\n' + content }}
-        {%- for call in message.tool_calls or [] %}
-            {{- '\n\n<tool_call>\n<function=' + call.function.name + '>\n' }}
-            {%- for name, value in call.function.arguments | items %}
-                {{- '<parameter=' + name + '>\n' }}
-                {%- set value = value | tojson | safe if value is mapping or (value is sequence and value is not string) else value | string %}
-                {{- value + '\n</parameter>\n' }}
-            {%- endfor %}
-            {{- '</function>\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\n' }}
-    {%- else %}
-        {{- raise_exception('Unexpected message role.') }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\n\n</think>\n\n' }}
-    {%- else %}
-        {{- '<think>\n' }}
-    {%- endif %}
-{%- endif %}
-"""  # noqa: E501 - as published
 
 #: Whitespace as blocks alone on their lines leave it, loop controls, the names of special tokens, the date.
 PLAIN = """\
@@ -214,7 +66,7 @@ RICH = {
         "qwen3_5",
         [
             {"role": "system", "content": [{"type": "text", "text": "S"}]},
-            {"role": "user", "content": [{"type": "text", "text": "look "}, {"type": "image"}, {"type": "image"}]},
+            {"role": "user", "content": [{"type": "text", "text": "look "}, {"type": "text", "text": "here"}]},
             {
                 "role": "assistant",
                 "content": None,
@@ -270,7 +122,51 @@ def test_tool_calls_and_content_lists_render_as_in_transformers(oracle, tmp_path
     )
     rendered = ChatTemplate(template_folder(tmp_path, TEMPLATES[template])).render(messages)
     assert rendered == expected
-    assert ("Zürich <b>" if case == "calls" else "Picture 2: ") in rendered
+    assert ("Zürich <b>" if case == "calls" else "look here") in rendered
+
+
+@pytest.mark.parametrize("generate", [True, False])
+@pytest.mark.parametrize("template", ["qwen3", "qwen3_5"])
+def test_tools_and_results_render_as_in_transformers(oracle, tmp_path, template, generate):
+    """Our messages are the API's; transformers gets what they mean."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "w", "arguments": '{"c":"Zürich","n":[1]}'}}
+    meant = {**call, "function": {"name": "w", "arguments": {"c": "Zürich", "n": [1]}}}
+    tools = [{"type": "function", "function": {"name": "w", "description": "<W>", "parameters": {"type": "object"}}}]
+    question = [{"type": "text", "text": "Weather "}, {"type": "text", "text": "now?"}]
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "sun"}
+    messages = [
+        *TEXTS,
+        {"role": "assistant", "content": "A", "reasoning_content": "old thoughts"},
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": None, "reasoning_content": "new thoughts", "tool_calls": [call, call]},
+        result,
+        result,
+    ]
+    meanings = [*messages[:3], {"role": "user", "content": "Weather now?"}, dict(messages[4]), result, result]
+    meanings[4] |= {"content": "", "tool_calls": [meant, meant]}
+    expected = oracle.apply_chat_template(
+        meanings, tools, chat_template=TEMPLATES[template], tokenize=False, add_generation_prompt=generate
+    )
+    rendered = ChatTemplate(template_folder(tmp_path, TEMPLATES[template])).render(messages, tools, generate=generate)
+    assert rendered == expected
+    assert "old thoughts" not in rendered
+    assert "new thoughts" in rendered
+    assert rendered.endswith("<|im_start|>assistant\n" + "<think>\n" * (template == "qwen3_5")) is generate
+
+
+@pytest.mark.parametrize(
+    ("folder", "reasoning", "tool_format"),
+    [("qwen3", True, ToolFormat.JSON), ("qwen3_5", True, ToolFormat.XML), ("plain", False, None)],
+)
+def test_a_template_tells_what_its_model_writes(tmp_path, folder, reasoning, tool_format):
+    template = ChatTemplate(template_folder(tmp_path, TEMPLATES[folder]))
+    assert (template.reasoning, template.tool_format) == (reasoning, tool_format)
+
+
+def test_what_every_template_gets_is_not_up_to_the_caller(tmp_path):
+    folder = template_folder(tmp_path, "{{ add_generation_prompt }} {{ x }} {{ eos_token }}", eos_token="</s>")
+    rendered = ChatTemplate(folder).render([], add_generation_prompt="no", x=1, eos_token="!")
+    assert rendered == "True 1 !"
 
 
 @pytest.mark.parametrize(

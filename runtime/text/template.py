@@ -14,11 +14,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
+from mosaic.runtime.text.messages import Message, for_template
+from mosaic.runtime.text.reasoning import OPEN
+from mosaic.runtime.text.tool_calls import ToolFormat
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
-
-Message = Mapping[str, Any]
 
 #: What a template can raise: it is a program, and not ours.
 _TEMPLATE_ERRORS = (
@@ -33,7 +34,10 @@ _TEMPLATE_ERRORS = (
 
 
 class ChatTemplate:
-    """The chat template of a model directory."""
+    """The chat template of a model directory.
+
+    `reasoning`: the model may think in <think> tags. `tool_format`: how it is told to call tools, if at all.
+    """
 
     def __init__(self, folder: Path) -> None:
         config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
@@ -51,6 +55,8 @@ class ChatTemplate:
                 expected="one of them",
                 remedy="copy it from the checkpoint, or give --raw to continue plain text",
             )
+        self.reasoning = OPEN in text
+        self.tool_format = _tool_format(text)
         self._names = {
             name: token for name in ("bos_token", "eos_token", "pad_token") if (token := _token(config, name))
         }
@@ -64,12 +70,24 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise self._refused(error) from error
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The prompt that asks for the assistant's next turn."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        generate: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Messages, in the API's form, as one text. `generate`: up to where the assistant's next message begins."""
+        values = {
+            **self._names,
+            **variables,
+            "messages": for_template(messages),
+            "tools": tools or None,
+            "add_generation_prompt": generate,
+        }
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, **self._names, **variables
-            )
+            return self._template.render(values)
         except _TEMPLATE_ERRORS as error:
             raise self._refused(error) from error
 
@@ -80,6 +98,13 @@ class ChatTemplate:
             found=str(error) or type(error).__name__,
             remedy="change the messages, or give --raw to continue plain text",
         )
+
+
+def _tool_format(text: str) -> ToolFormat | None:
+    """How a template writes the calls of earlier turns."""
+    if "<function=" in text:
+        return ToolFormat.XML
+    return ToolFormat.JSON if "<tool_call>" in text else None
 
 
 def _token(config: Mapping[str, Any], name: str) -> str | None:

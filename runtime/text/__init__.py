@@ -1,0 +1,1 @@
+"""Between messages and tokens: prompts by the model's template, and replies taken apart while they grow."""
