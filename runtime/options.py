@@ -1,4 +1,4 @@
-"""Options that several programs have: what they are called, what they say, and what they may be. Loads nothing heavy."""
+"""Options that several programs have: what they are called, what they say and may be. Loads nothing heavy."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -21,6 +21,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Out = Annotated[Path | None, typer.Argument(metavar="OUT", help="Model directory; left out with --demo.")]
 Demo = Annotated[bool, typer.Option("--demo", help="Use the embedded demo model instead of OUT.")]
 Context = Annotated[
     int | None, typer.Option(help="Most tokens of prompt and answer; default: the model's, if memory allows.")

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 def prompt_text(prompt: str | None, file: Path | None) -> str:
-    """What is to be answered: a file's text, then the prompt; `-`, or nothing, is standard input. InputError if empty."""
+    """A file's text, then the prompt; `-`, or nothing at all, is standard input. InputError if that is empty."""
     texts = [_decoded(_read(file), file)] if file else []
     if prompt == "-" or (prompt is None and not file):
         texts.append(_decoded(sys.stdin.buffer.read() if sys.stdin else b"", "standard input"))

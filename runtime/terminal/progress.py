@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from mosaic.runtime.progress import Progress
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from mosaic.runtime.request import Generation
 
 PATIENCE = 0.5  # seconds before anything is shown
