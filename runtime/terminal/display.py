@@ -24,7 +24,7 @@ class Display:
         self._styled = styled(out)
         self._shown = self._terminal if thinking is None else thinking
         self._thinking_since: float | None = None
-        self._first = self._tokens = 0  # of the answer, when the reasoning began; and up to now
+        self._first = self._tokens = 0  # of the answer before the reasoning, and with it
         self._last = "\n"
         if not self._terminal and isinstance(out, io.TextIOWrapper):
             out.reconfigure(encoding="utf-8")
@@ -33,9 +33,8 @@ class Display:
         """The next piece of the answer, when it has so many tokens."""
         from mosaic.runtime.text.reply import PieceKind
 
-        self._tokens = tokens
         if piece.kind is PieceKind.REASONING:
-            self._reason(piece.text)
+            self._reason(piece.text, tokens)
         elif piece.text:
             self._end_reasoning()
             self._write(piece.text)
@@ -46,9 +45,10 @@ class Display:
         if not self._terminal or self._last != "\n":
             self._write("\n")
 
-    def _reason(self, text: str) -> None:
+    def _reason(self, text: str, tokens: int) -> None:
+        self._tokens = tokens
         if self._thinking_since is None:
-            self._thinking_since, self._first = time.monotonic(), self._tokens - 1
+            self._thinking_since, self._first = time.monotonic(), tokens - 1
             if self._shown and not self._styled:
                 self._write(OPEN)
         if not self._shown and self._styled:
