@@ -231,8 +231,9 @@ class Expert:
     def __init__(self, gate: Matrix, up: Matrix, down: Matrix) -> None: ...
 
 def linear(matrices: Sequence[Matrix], x: _Values, y: Sequence[_Values], bf16: bool = False, isa: str = "") -> None:
-    """For each of the matrices, its y [T, N] = x [T, K] times it transposed, float32.
+    """For each of the matrices, its y [.., N] = x [.., K] times it transposed, float32.
 
+    x is of one sequence, [T, K], or of several, [B, T, K]: each gets the bits that it has alone.
     `bf16`: round x to bfloat16 where the weights are E4M3 and the CPU has instructions for that.
     """
 
@@ -245,7 +246,10 @@ def mix_experts(
     bf16: bool = False,
     isa: str = "",
 ) -> None:
-    """Y [T, H] = the sum over ranks r, in order, of weights[t, r] * experts[slots[t, r]](x[t])."""
+    """Y [.., H] = the sum over ranks r, in order, of weights[.., r] * experts[slots[.., r]](x[..]).
+
+    x [T, H] or [B, T, H] as in `linear`.
+    """
 
 def apply_experts(
     experts: Sequence[Expert],
@@ -255,16 +259,16 @@ def apply_experts(
     bf16: bool = False,
     isa: str = "",
 ) -> None:
-    """Outputs [T, R, H] = experts[slots[t, r]](x[t]); where a slot is -1 nothing is written."""
+    """Outputs [.., R, H] = experts[slots[.., r]](x[..]); where a slot is -1 nothing is written. x as in `linear`."""
 
 def add_outputs(outputs: _Values, weights: _Values, y: _Values) -> None:
-    """Y [T, H] = the sum over ranks r, in order, of weights[t, r] * outputs[t, r]."""
+    """Y [.., H] = the sum over ranks r, in order, of weights[.., r] * outputs[.., r]."""
 
 def route(
     logits: _Values, shared: _Values | None, normalize: bool, experts: NDArray[np.int64] | Buffer, weights: _Values
 ) -> None:
-    """The largest of logits [T, E] into experts and weights [T, top_k], best first, of equals the lower number first.
+    """The largest of logits [.., E] into experts and weights [.., top_k], best first, of equals the lower number first.
 
-    The weights are the softmax over the chosen if `normalize`, else over all. With shared [T, 1] the last column is
+    The weights are the softmax over the chosen if `normalize`, else over all. With shared [.., 1] the last column is
     expert E and sigmoid(shared).
     """

@@ -89,10 +89,10 @@ def command(
 
     from mosaic.runtime import machine
     from mosaic.runtime.bench import SHORT_PROMPT, run_tests
+    from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.loading import Loading, LoadOptions
     from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
     from mosaic.runtime.ops.cpu import isa
-    from mosaic.runtime.state import KVFormat
 
     count = threads or machine.cores()
     kv_format = option("kv", kv, KVFormat)

@@ -24,6 +24,7 @@ from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
 from mosaic.runtime.answering import Answering
 from mosaic.runtime.grammar import Grammars
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
@@ -37,7 +38,6 @@ from mosaic.runtime.scheduler import Scheduler
 from mosaic.runtime.session_file import SessionIdentity, load, save
 from mosaic.runtime.sizes import parse_size
 from mosaic.runtime.speeds import known_speeds
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.text.dialogue import Dialogue, message_of
 from mosaic.runtime.text.reply import Piece, ReplyReader
 from mosaic.runtime.text.template import ChatTemplate

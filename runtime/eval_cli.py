@@ -65,8 +65,8 @@ def command(
 
     from mosaic.format.evaluation import read_evaluations
     from mosaic.runtime import evaluate
+    from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
-    from mosaic.runtime.state import KVFormat
     from mosaic.runtime.tokenizer import Tokenizer
     from mosaic.runtime.weights import Weights
 

@@ -9,12 +9,12 @@ from mosaic.format.catalog import CATALOG_FILE
 from mosaic.format.errors import InputError
 from mosaic.format.evaluation import Comparison, Evaluation
 from mosaic.format.layout import WORK_FOLDER
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.layer_major import final_hidden
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.scoring import Scores, Subject, perplexity, score, summary, windows_of
 from mosaic.runtime.source_weights import SourceWeights
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.tokenizer import TOKENIZER_FILE, Tokenizer
 from mosaic.runtime.weights import ModelWeights, Weights
 

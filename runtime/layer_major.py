@@ -18,7 +18,6 @@ from mosaic.format.errors import InputError
 from mosaic.runtime.machine import free_memory
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.prefill import PREFILL_CHUNK
-from mosaic.runtime.state import KVCache
 from mosaic.runtime.weights import ModelWeights
 
 HELD_SHARE = 4  # states above one part in so many of the free memory go into a file
@@ -49,8 +48,6 @@ def _advance(model: HybridModel, number: int, states: Tensor) -> None:
     state = model.new_layer_state(number)
     for chunk in torch.split(states, PREFILL_CHUNK):
         chunk.copy_(model.advance(number, chunk, state))
-    if isinstance(state, KVCache):
-        state.cut(0)  # its pages are the next window's
 
 
 def _prefix(number: int) -> str:

@@ -15,13 +15,13 @@ from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.recorded import RecordedExperts, open_recording
 from mosaic.runtime.experts.shards import ShardFiles
 from mosaic.runtime.experts.store import ExpertStore
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.machine import total_memory
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.plan import MemoryPlan, Wishes, make_plan
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.sizes import format_size
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 
 LEAST_SPAN = 1 << 20  # bytes; less is no measure of a disk

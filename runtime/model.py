@@ -1,7 +1,8 @@
 """The decoder: embedding, hybrid layers, head, built from a ModelSpec. Knows no family by name."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -9,13 +10,14 @@ from torch import Tensor
 from mosaic.format.spec import FeedForward, Mixer
 from mosaic.runtime.experts.mapped import MappedExperts
 from mosaic.runtime.experts.store import ExpertStore
+from mosaic.runtime.kv import KVCache, KVFormat, KVPool, pages_of
 from mosaic.runtime.layers.attention import Attention
 from mosaic.runtime.layers.feed_forward import Dense, MixtureOfExperts
 from mosaic.runtime.layers.gated_delta import GatedDeltaNet
 from mosaic.runtime.layers.linear import Linear
 from mosaic.runtime.layers.norm import RmsNorm
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.state import DeltaState, KVCache, KVFormat, KVPool, SequenceState, new_layer_state
+from mosaic.runtime.state import DeltaState, LayerState, SequenceState, new_layer_state
 from mosaic.runtime.weights import ModelWeights, Weights
 
 
@@ -47,22 +49,25 @@ class DecoderLayer:
         """Weight bytes read for one token."""
         return self._mixer.nbytes + self._feed_forward.nbytes
 
-    def __call__(self, x: Tensor, addend: Tensor | None, state: KVCache | DeltaState) -> tuple[Tensor, Tensor]:
-        """X [T, H] as a sum that is not added up yet, in and out; advances the layer's state by T tokens."""
+    def __call__(
+        self, x: Tensor, addend: Tensor | None, states: Sequence[LayerState]
+    ) -> tuple[Tensor, Tensor]:
+        """X [T, H] of one sequence or [B, T, H] of B, as a sum that is not added up yet, in and out.
+
+        Advances what the layer remembers of each sequence by T tokens.
+        """
         x, normed = (x, self._input_norm(x)) if addend is None else self._input_norm.added(x, addend)
         if isinstance(self._mixer, Attention):
-            assert isinstance(state, KVCache)
-            mixed = self._mixer(normed, state)
+            mixed = self._mixer(normed, cast(Sequence[KVCache], states))
         else:
-            assert isinstance(state, DeltaState)
-            mixed = self._mixer(normed, state)
+            mixed = self._mixer(normed, cast(Sequence[DeltaState], states))
         x, normed = self._post_norm.added(x, mixed)
-        if self.following and x.shape[0] == 1:
+        if self.following and x.shape[-2] == 1:
             self.following.foretell(x)
         return x, self._feed_forward(normed)
 
     def foretell(self, x: Tensor) -> None:
-        """Tell which experts would be chosen if x [1, H], the state in the layer before, went into the router here."""
+        """Tell which experts would be chosen if x [.., 1, H], from the layer before, went into the router here."""
         if isinstance(self._feed_forward, MixtureOfExperts):
             self._feed_forward.foretell(self._post_norm(x))
 
@@ -94,20 +99,31 @@ class HybridModel:
                 layer.following = following
         self._norm = RmsNorm(ops, weights.tensor("final_norm"), spec.rms_norm_eps, spec.norm_offset)
         self._head = Linear(ops, weights.matrix("embedding" if spec.tie_embeddings else "head"))
-        self._pool = KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv)
+        self.pool = KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv)
+        #: Told, after every layer, how many layers are done, of all.
+        self.after_layer: Callable[[int, int], None] = lambda done, layers: None
 
     @property
     def nbytes_per_token(self) -> int:
         """Weight bytes read to decode one token."""
         return sum(layer.nbytes for layer in self._layers) + self._head.nbytes
 
+    def pages(self, tokens: int) -> int:
+        """Pages for the keys and values of a sequence of so many tokens."""
+        return pages_of(tokens) * sum(layer.mixer is Mixer.FULL_ATTENTION for layer in self.spec.layers)
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that sequences and snapshots hold."""
+        return self.pool.pages_in_use
+
     def new_sequence(self) -> SequenceState:
         """An empty sequence."""
-        return SequenceState(self.spec, self._pool)
+        return SequenceState([self.new_layer_state(number) for number in range(len(self._layers))])
 
-    def new_layer_state(self, number: int) -> KVCache | DeltaState:
+    def new_layer_state(self, number: int) -> LayerState:
         """What one layer remembers of an empty sequence."""
-        return new_layer_state(self.spec, number, self._pool)
+        return new_layer_state(self.spec, number, self.pool)
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -115,21 +131,39 @@ class HybridModel:
         return self._ops.embed(self._rows(ids))
 
     @torch.inference_mode()
-    def advance(self, number: int, x: Tensor, state: KVCache | DeltaState) -> Tensor:
+    def advance(self, number: int, x: Tensor, state: LayerState) -> Tensor:
         """One layer alone: what it makes of x [T, H]; the same bits as in `hidden`."""
-        x, addend = self._layers[number](x, None, state)
+        x, addend = self._layers[number](x, None, [state])
         return x + addend
 
     @torch.inference_mode()
     def hidden(self, ids: Sequence[int], state: SequenceState) -> Tensor:
         """Final hidden states [T, H] of T further tokens; advances the sequence."""
-        x, addend = self.embed(ids), None
-        for layer, layer_state in zip(self._layers, state.layers, strict=True):
-            x, addend = layer(x, addend, layer_state)
-        state.length += len(ids)
+        return self._advance(self.embed(ids), [state])
+
+    @torch.inference_mode()
+    def step(self, ids: Sequence[int], states: Sequence[SequenceState]) -> Tensor:
+        """Final hidden states [B, H] of one further token of each of B sequences; advances them.
+
+        Each row is what `hidden` gives for that sequence alone, but weights are read once for all. For the logits that
+        the sequences would have alone, give `logits` the rows as [B, 1, H].
+        """
+        if len(states) == 1:
+            return self.hidden(ids, states[0])
+        return self._advance(self.embed(ids)[:, None], states)[:, 0]
+
+    def _advance(self, x: Tensor, states: Sequence[SequenceState]) -> Tensor:
+        """All layers: x [T, H] of one sequence or [B, T, H] of B."""
+        addend, tokens = None, x.shape[-2]
+        parts = zip(self._layers, *(state.layers for state in states), strict=True)
+        for number, (layer, *layer_states) in enumerate(parts, 1):
+            x, addend = layer(x, addend, layer_states)
+            self.after_layer(number, len(self._layers))
+        for state in states:
+            state.length += tokens
         return x if addend is None else x + addend
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [T, V] of hidden states [T, H]."""
+        """Logits [T, V] of hidden states [T, H] of one sequence, or [B, T, V] of [B, T, H]."""
         return self._head(self._norm(hidden))

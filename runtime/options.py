@@ -1,4 +1,4 @@
-"""Options that several programs have: what they are called, what they say and may be. Loads nothing heavy."""
+"""Options that several programs have: names, help and checks. Loads nothing heavy."""
 
 from collections.abc import Callable
 from enum import StrEnum

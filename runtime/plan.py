@@ -9,11 +9,11 @@ from mosaic.format.errors import InputError
 from mosaic.format.spec import Mixer, ModelSpec
 from mosaic.runtime.experts.arena import slot_nbytes
 from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.kv import KVFormat, KVPool
 from mosaic.runtime.machine import free_memory, resident_memory
 from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.resident import resident_nbytes
 from mosaic.runtime.sizes import format_size
-from mosaic.runtime.state import KVFormat, KVPool
 from mosaic.runtime.weights import Weights
 
 HEADROOM = 768 << 20  # left to others when nobody says how much to take,

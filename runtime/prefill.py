@@ -1,6 +1,7 @@
 """How prompts are cut into pieces that are computed together.
 
-A token's bits do not depend on the cuts, as long as no piece is a single token: that would take the kernels of decoding.
+A token's bits do not depend on the cuts, as long as no piece is a single token: that would take the kernels of
+decoding.
 """
 
 from collections.abc import Sequence

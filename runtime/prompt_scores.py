@@ -16,10 +16,11 @@ def scores_of(
     model: HybridModel, hidden: Tensor, following: Sequence[int], logprobs: int, num_tokens: int
 ) -> list[Chosen]:
     """How likely each of `following` was by final hidden states [T, H], the row before it; T or T - 1 tokens."""
+    if not following:
+        return []
     found: list[Chosen] = []
-    rows = torch.arange(len(following))
     # Even blocks: a row alone would take other kernels than several do.
-    for block in rows.tensor_split(ceil(len(following) * model.spec.vocab_size / BLOCK_LOGITS)) if len(rows) else ():
-        logits = model.logits(hidden[block]).numpy()
-        found += [scored(row, following[at], logprobs, num_tokens) for row, at in zip(logits, block.tolist(), strict=True)]
+    for rows in torch.arange(len(following)).tensor_split(ceil(len(following) * model.spec.vocab_size / BLOCK_LOGITS)):
+        for row, logits in zip(rows.tolist(), model.logits(hidden[rows]).numpy(), strict=True):
+            found.append(scored(logits, following[row], logprobs, num_tokens))
     return found

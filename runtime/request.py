@@ -90,6 +90,7 @@ class Generation:
         #: With `score_prompt`, for each token of the prompt that was read; None for the first, which nothing precedes.
         self.prompt_scores: list[Chosen | None] = []
         self.prompt_done = 0  # tokens of the prompt that were read or known
+        self.piece = 0  # tokens of the prompt that are being read now
         self.finish_reason: FinishReason | None = None
         self._fresh: list[Chosen] = []
 

@@ -147,13 +147,14 @@ class Scheduler:
         prompt, first = sequence.request.prompt, len(sequence.tokens)
         limit = IN_COMPANY if self._answering else PREFILL_CHUNK
         last = next_cut(first, sequence.marks, len(prompt), limit)
-        self._make_room(last - first)
+        self._make_room([(first, last)])
+        sequence.generation.prompt_done, sequence.generation.piece = first, last - first
         hidden = self.model.hidden(prompt[first:last], sequence.state)
         logits = self.model.logits(hidden[-1:])[0].numpy() if last == len(prompt) else None
         self._score(sequence, hidden, first)
         self._check()  # before anyone believes them
         sequence.tokens.extend(prompt[first:last])
-        sequence.generation.prompt_done = last
+        sequence.generation.prompt_done, sequence.generation.piece = last, 0
         if last in sequence.marks:
             self._keep(sequence)
         seconds = time.perf_counter() - start
@@ -171,8 +172,8 @@ class Scheduler:
         if sequence.request.score_prompt:
             return
         found = self.cache.longest(prompt, len(prompt) - SHORTEST)
-        if found and found[0] > len(sequence.tokens):
-            length, snapshot = found
+        if found and found[1] > len(sequence.tokens):
+            snapshot, length = found
             sequence.state = snapshot.resume(length)
             sequence.tokens = list(prompt[:length])
             sequence.stats.reused_tokens = length
@@ -188,7 +189,7 @@ class Scheduler:
     def _decode(self, sequences: list[Running]) -> float:
         """Run the token that each of them chose last, and choose the next. Seconds that it took."""
         start = time.perf_counter()
-        self._make_room(len(sequences))
+        self._make_room([(len(each.tokens), len(each.tokens) + 1) for each in sequences])
         hidden = self.model.step([each.last for each in sequences], [each.state for each in sequences])
         rows = self.model.logits(hidden[:, None])[:, 0].numpy()
         seconds = time.perf_counter() - start
@@ -225,7 +226,9 @@ class Scheduler:
         sequence.generation.finish(reason)
 
     def _keep(self, sequence: Running) -> None:
-        if sequence.tokens and not sequence.request.score_prompt:
+        """Remember a sequence as it is now, for prompts that begin so."""
+        worth = sequence.tokens and not sequence.request.score_prompt
+        if worth and self.cache.make_room(sequence.state.nbytes):
             self.cache.put(sequence.tokens, sequence.state.snapshot())
 
     def _drop_unsound(self) -> None:
@@ -241,9 +244,10 @@ class Scheduler:
         self._answering.clear()
         self._sound = True
 
-    def _make_room(self, tokens: int) -> None:
-        """Forget states that are kept until as many tokens can be added within the memory for keys and values."""
-        while self.model.pages_in_use + self.model.pages(tokens) > self._most_pages and self.cache.evict():
+    def _make_room(self, growing: Sequence[tuple[int, int]]) -> None:
+        """Forget kept states until sequences can grow so, from and to, in the memory for keys and values."""
+        needed = sum(self.model.pages(last) - self.model.pages(first) for first, last in growing)
+        while needed and self.model.pages_in_use + needed > self._most_pages and self.cache.evict():
             pass
 
     def _counters(self) -> tuple[Traffic, int]:

@@ -74,12 +74,18 @@ class Expert {
     ExpertView view_;
 };
 
+// Of one sequence [T, K], or of several [B, T, K].
+Activations activations_of(const Buffer<const float>& x) {
+    const Shape shape = x.shape();
+    if (shape.size() != 2 && shape.size() != 3) throw std::invalid_argument("x: expected two or three dimensions");
+    return {x.data(), shape.size() == 3 ? shape[0] : 1, shape[shape.size() - 2]};
+}
+
 void bound_linear(const std::vector<const Matrix*>& matrices, const py::buffer& x, const std::vector<py::buffer>& y,
                   bool bf16, const std::string& isa) {
     const Isa& chosen = isa_named(isa);
     const Buffer<const float> in("x", x);
-    in.require_dimensions(2);
-    const std::size_t tokens = in.rows();
+    const Activations activations = activations_of(in);
     if (matrices.empty() || matrices.size() != y.size())
         throw std::invalid_argument("y: expected as many as matrices, at least one");
     std::vector<MatrixView> views;
@@ -88,15 +94,15 @@ void bound_linear(const std::vector<const Matrix*>& matrices, const py::buffer& 
     for (std::size_t i = 0; i < matrices.size(); ++i) {
         if (matrices[i] == nullptr) throw std::invalid_argument("matrices: one is None");
         views.push_back(matrices[i]->view());
-        in.require_shape(tokens, views[i].columns);
+        in.require_shape(ending_in(in.shape(), views[i].columns));
         outputs.emplace_back("y", y[i]);
-        outputs[i].require_shape(tokens, views[i].rows);
+        outputs[i].require_shape(ending_in(in.shape(), views[i].rows));
         outputs[i].require_apart_from(in);
         for (std::size_t other = 0; other < i; ++other) outputs[i].require_apart_from(outputs[other]);
         out.push_back(outputs[i].data());
     }
     const py::gil_scoped_release release;
-    linear(chosen, views, in.data(), tokens, bf16, out);
+    linear(chosen, views, activations, bf16, out);
 }
 
 std::vector<ExpertView> views_of(const std::vector<const Expert*>& experts) {
@@ -112,17 +118,24 @@ std::vector<ExpertView> views_of(const std::vector<const Expert*>& experts) {
     return views;
 }
 
-// x [tokens, columns] and slots [tokens, ranks], at least one rank, numbers of experts from `least` on.
-void require_slots(const Buffer<const std::int32_t>& slots, const Buffer<const float>& x,
-                   const std::vector<ExpertView>& experts, std::int32_t least) {
-    x.require_dimensions(2);
-    slots.require_dimensions(2);
-    x.require_shape(x.rows(), experts[0].gate.columns);
-    slots.require_shape(x.rows(), slots.columns());
-    if (slots.columns() == 0) throw std::invalid_argument("slots: expected at least one expert for a token");
+// The size of the last axis.
+template <typename T> std::size_t last_of(const Buffer<T>& buffer) {
+    const Shape shape = buffer.shape();
+    if (shape.empty()) throw std::invalid_argument(buffer.argument() + ": expected at least one dimension");
+    return shape.back();
+}
+
+// x [.., columns] and slots [.., ranks], at least one rank, numbers of experts from `least` on. How many ranks there are.
+std::size_t require_slots(const Buffer<const std::int32_t>& slots, const Buffer<const float>& x,
+                          const std::vector<ExpertView>& experts, std::int32_t least) {
+    const std::size_t ranks = last_of(slots);
+    x.require_shape(ending_in(x.shape(), experts[0].gate.columns));
+    slots.require_shape(ending_in(x.shape(), ranks));
+    if (ranks == 0) throw std::invalid_argument("slots: expected at least one expert for a token");
     for (std::size_t i = 0; i < slots.count(); ++i)
         if (slots.data()[i] < least || slots.data()[i] >= static_cast<std::int64_t>(experts.size()))
             throw std::invalid_argument("slots: expected numbers of experts");
+    return ranks;
 }
 
 void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buffer& slots, const py::buffer& weights,
@@ -132,15 +145,15 @@ void bound_mix_experts(const std::vector<const Expert*>& experts, const py::buff
     const Buffer<const float> shares("weights", weights), in("x", x);
     const Buffer<float> out("y", y);
     const std::vector<ExpertView> views = views_of(experts);
-    require_slots(places, in, views, 0);
-    const std::size_t tokens = in.rows(), ranks = places.columns();
-    out.require_shape(tokens, views[0].down.rows);
-    shares.require_shape(tokens, ranks);
+    const Activations activations = activations_of(in);
+    const std::size_t ranks = require_slots(places, in, views, 0);
+    out.require_shape(ending_in(in.shape(), views[0].down.rows));
+    shares.require_shape(places.shape());
     out.require_apart_from(in);
     out.require_apart_from(places);
     out.require_apart_from(shares);
     const py::gil_scoped_release release;
-    mix_experts(chosen, views, places.data(), shares.data(), ranks, in.data(), tokens, bf16, out.data());
+    mix_experts(chosen, views, places.data(), shares.data(), ranks, activations, bf16, out.data());
 }
 
 void bound_apply_experts(const std::vector<const Expert*>& experts, const py::buffer& slots, const py::buffer& x,
@@ -150,27 +163,30 @@ void bound_apply_experts(const std::vector<const Expert*>& experts, const py::bu
     const Buffer<const float> in("x", x);
     const Buffer<float> out("outputs", outputs);
     const std::vector<ExpertView> views = views_of(experts);
-    require_slots(places, in, views, kNotNow);
-    out.require_dimensions(3);
-    out.require_count(places.count() * views[0].down.rows);
+    const Activations activations = activations_of(in);
+    const std::size_t ranks = require_slots(places, in, views, kNotNow);
+    Shape expected = places.shape();
+    expected.push_back(views[0].down.rows);
+    out.require_shape(expected);
     out.require_apart_from(in);
     out.require_apart_from(places);
     const py::gil_scoped_release release;
-    apply_experts(chosen, views, places.data(), places.columns(), in.data(), in.rows(), bf16, out.data());
+    apply_experts(chosen, views, places.data(), ranks, activations, bf16, out.data());
 }
 
 void bound_add_outputs(const py::buffer& outputs, const py::buffer& weights, const py::buffer& y) {
     const Buffer<const float> in("outputs", outputs), shares("weights", weights);
     const Buffer<float> out("y", y);
-    in.require_dimensions(3);
-    const std::size_t tokens = in.rows(), ranks = in.columns(), rows = in.size(2);
-    shares.require_shape(tokens, ranks);
-    out.require_shape(tokens, rows);
+    const std::size_t rows = last_of(in), ranks = last_of(shares);
+    Shape expected = shares.shape();
+    out.require_shape(ending_in(expected, rows));
+    expected.push_back(rows);
+    in.require_shape(expected);
     if (ranks == 0) throw std::invalid_argument("outputs: expected at least one expert for a token");
     out.require_apart_from(in);
     out.require_apart_from(shares);
     const py::gil_scoped_release release;
-    add_outputs(in.data(), shares.data(), tokens, ranks, rows, out.data());
+    add_outputs(in.data(), shares.data(), shares.count() / ranks, ranks, rows, out.data());
 }
 
 void bound_route(const py::buffer& logits, const std::optional<py::buffer>& shared, bool normalize,
@@ -178,20 +194,17 @@ void bound_route(const py::buffer& logits, const std::optional<py::buffer>& shar
     const Buffer<const float> in("logits", logits);
     const Buffer<std::int64_t> chosen("experts", experts);
     const Buffer<float> shares("weights", weights);
-    in.require_dimensions(2);
-    chosen.require_dimensions(2);
-    const std::size_t tokens = in.rows(), count = in.columns(), ranks = chosen.columns();
-    const std::size_t top_k = ranks - (shared && ranks > 0 ? 1 : 0);
-    chosen.require_shape(tokens, ranks);
-    shares.require_shape(tokens, ranks);
+    const std::size_t count = last_of(in), ranks = last_of(chosen), top_k = ranks - (shared && ranks > 0 ? 1 : 0);
+    chosen.require_shape(ending_in(in.shape(), ranks));
+    shares.require_shape(chosen.shape());
     if (top_k < 1 || top_k > count) throw std::invalid_argument("experts: expected from one to as many as logits");
     std::optional<Buffer<const float>> gate;
     if (shared) {
         gate.emplace("shared", *shared);
-        gate->require_shape(tokens, 1);
+        gate->require_shape(ending_in(in.shape(), 1));
     }
     const py::gil_scoped_release release;
-    route(in.data(), tokens, count, top_k, normalize, gate ? gate->data() : nullptr, chosen.data(), shares.data());
+    route(in.data(), in.count() / count, count, top_k, normalize, gate ? gate->data() : nullptr, chosen.data(), shares.data());
 }
 
 }  // namespace
@@ -209,19 +222,22 @@ void bind_matrix(py::module_& module) {
         .def(py::init<const Matrix&, const Matrix&, const Matrix&>(), arg("gate"), arg("up"), arg("down"),
              py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>());
     module.def("linear", bound_linear, arg("matrices"), arg("x"), arg("y"), arg("bf16") = false, arg("isa") = "",
-               "For each of the matrices, its y [T, N] = x [T, K] times it transposed, float32. bf16: round x to bfloat16 "
-               "where the CPU has instructions for that and the weights are E4M3.");
+               "For each of the matrices, its y [.., N] = x [.., K] times it transposed, float32. x is of one sequence, "
+               "[T, K], or of several, [B, T, K]: each gets the bits that it has alone. bf16: round x to bfloat16 where the "
+               "CPU has instructions for that and the weights are E4M3.");
     module.def("mix_experts", bound_mix_experts, arg("experts"), arg("slots"), arg("weights"), arg("x"), arg("y"),
                arg("bf16") = false, arg("isa") = "",
-               "y [T, H] = the sum over ranks r, in order, of weights[t, r] * experts[slots[t, r]](x[t]); slots int32.");
+               "y [.., H] = the sum over ranks r, in order, of weights[.., r] * experts[slots[.., r]](x[..]); slots int32. "
+               "x [T, H] or [B, T, H] as in linear.");
     module.def("apply_experts", bound_apply_experts, arg("experts"), arg("slots"), arg("x"), arg("outputs"),
                arg("bf16") = false, arg("isa") = "",
-               "outputs [T, R, H] = experts[slots[t, r]](x[t]); where a slot (int32) is -1 nothing is written.");
+               "outputs [.., R, H] = experts[slots[.., r]](x[..]); where a slot (int32) is -1 nothing is written. x as in "
+               "linear.");
     module.def("add_outputs", bound_add_outputs, arg("outputs"), arg("weights"), arg("y"),
-               "y [T, H] = the sum over ranks r, in order, of weights[t, r] * outputs[t, r].");
+               "y [.., H] = the sum over ranks r, in order, of weights[.., r] * outputs[.., r].");
     module.def("route", bound_route, arg("logits"), arg("shared"), arg("normalize"), arg("experts"), arg("weights"),
-               "The largest of logits [T, E] into experts (int64) and weights [T, top_k], best first, of equals the lower "
-               "number first; softmax over the chosen if `normalize`, else over all. With shared [T, 1] the last column "
+               "The largest of logits [.., E] into experts (int64) and weights [.., top_k], best first, of equals the lower "
+               "number first; softmax over the chosen if `normalize`, else over all. With shared [.., 1] the last column "
                "is expert E and sigmoid(shared).");
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace mosaic {
 
@@ -17,6 +18,14 @@ template <> struct ElementType<std::int32_t> { static constexpr const char *name
 template <> struct ElementType<std::int64_t> { static constexpr const char *name = "int64", *format = "l"; };
 template <> struct ElementType<std::uint64_t> { static constexpr const char *name = "uint64", *format = "L"; };
 template <> struct ElementType<float> { static constexpr const char *name = "float32", *format = "f"; };
+
+using Shape = std::vector<std::size_t>;
+
+// The same but for the last axis.
+inline Shape ending_in(Shape shape, std::size_t last) {
+    shape.back() = last;
+    return shape;
+}
 
 // Whether all of a buffer lies in C order without gaps, or only each of its rows: what one index of the first axis has.
 enum class Layout { contiguous, rows };
@@ -45,6 +54,7 @@ template <typename T> class Buffer {
     std::size_t rows() const { return static_cast<std::size_t>(info_.shape[0]); }
     std::size_t columns() const { return static_cast<std::size_t>(info_.shape[1]); }
     std::size_t size(std::size_t axis) const { return static_cast<std::size_t>(info_.shape[axis]); }
+    Shape shape() const { return Shape(info_.shape.begin(), info_.shape.end()); }
     // Elements from one row to the next; where there are not two, those of a row.
     std::size_t row_stride() const {
         return rows() > 1 ? static_cast<std::size_t>(info_.strides[0]) / sizeof(T) : row_size();
@@ -55,11 +65,14 @@ template <typename T> class Buffer {
             refuse("has " + std::to_string(info_.ndim) + " dimensions", std::to_string(expected));
     }
 
-    void require_shape(std::size_t rows, std::size_t columns) const {
-        if (info_.ndim != 2 || this->rows() != rows || this->columns() != columns)
-            throw std::invalid_argument(std::string(argument_) + ": expected shape (" + std::to_string(rows) + ", " +
-                                        std::to_string(columns) + ")");
+    void require_shape(const Shape& expected) const {
+        if (shape() == expected) return;
+        std::string sizes;
+        for (const std::size_t size : expected) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+        throw std::invalid_argument(std::string(argument_) + ": expected shape (" + sizes + ")");
     }
+
+    void require_shape(std::size_t rows, std::size_t columns) const { require_shape({rows, columns}); }
 
     void require_matrix_of(std::size_t block) const {
         if (info_.ndim != 2 || rows() % block != 0 || columns() % block != 0)

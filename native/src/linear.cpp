@@ -4,31 +4,34 @@
 namespace mosaic {
 namespace {
 
-void linear_one(const Isa& isa, const std::vector<MatrixView>& matrices, const float* x, bool bf16,
-                const std::vector<float*>& y) {
-    static thread_local Vector vector_of_thread;
+void linear_step(const Isa& isa, const std::vector<MatrixView>& matrices, const float* x, std::size_t sequences, bool bf16,
+                 const std::vector<float*>& y) {
+    static thread_local std::vector<Vector> vectors_of_thread;
     static thread_local Pieces pieces_of_thread;
-    Vector& vector = vector_of_thread;  // the other threads read those of this one
+    std::vector<Vector>& vectors = vectors_of_thread;  // the other threads read those of this one
     Pieces& pieces = pieces_of_thread;
-    bool filled[kForms] = {};
+    if (vectors.size() < sequences) vectors.resize(sequences);
+    const std::size_t columns = matrices[0].columns;
+    bool needed[kForms] = {};
     std::size_t bytes = 0;
     for (const MatrixView& matrix : matrices) {
-        const Form form = form_for(isa, matrix, bf16);
-        if (!filled[form]) vector.fill(isa, x, matrix.columns, form);
-        filled[form] = true;
+        needed[form_for(isa, matrix, bf16)] = true;
         bytes += matrix.rows * row_bytes(matrix);
     }
+    parallel_for(sequences, [&](std::size_t i) { vectors[i].fill(isa, x + i * columns, columns, needed); });
     pieces.begin(bytes);
     for (std::size_t i = 0; i < matrices.size(); ++i) pieces.cut(matrices[i], i, row_bytes(matrices[i]));
     parallel_for(pieces.count(), [&](std::size_t task) {
         const Piece& piece = pieces[task];
-        vector.dot(isa, *piece.matrix, form_for(isa, *piece.matrix, bf16), piece.first, piece.last, pieces.after(task),
-                   y[piece.owner]);
+        dot(isa, *piece.matrix, form_for(isa, *piece.matrix, bf16), sequences,
+            [&](std::size_t i) -> Vector& { return vectors[i]; },
+            [&](std::size_t i) { return y[piece.owner] + i * piece.matrix->rows; }, piece.first, piece.last,
+            pieces.after(task));
     });
 }
 
-void linear_many(const Isa& isa, const std::vector<MatrixView>& matrices, const float* x, std::size_t tokens, bool bf16,
-                 const std::vector<float*>& y) {
+void linear_prompt(const Isa& isa, const std::vector<MatrixView>& matrices, const float* x, std::size_t tokens, bool bf16,
+                   const std::vector<float*>& y) {
     static thread_local Scratch<float> packed_scratch[kForms];
     const std::size_t blocks = ceil_div(tokens, kTokenBlock), columns = matrices[0].columns, threads = thread_count();
     const auto count_of = [&](std::size_t block) { return std::min(kTokenBlock, tokens - block * kTokenBlock); };
@@ -65,12 +68,13 @@ void linear_many(const Isa& isa, const std::vector<MatrixView>& matrices, const 
 
 }  // namespace
 
-void linear(const Isa& isa, const std::vector<MatrixView>& matrices, const float* x, std::size_t tokens, bool bf16,
+void linear(const Isa& isa, const std::vector<MatrixView>& matrices, const Activations& x, bool bf16,
             const std::vector<float*>& y) {
-    if (tokens == 1)
-        linear_one(isa, matrices, x, bf16, y);
-    else if (tokens > 1)
-        linear_many(isa, matrices, x, tokens, bf16, y);
+    if (x.rows() == 0) return;
+    if (x.is_step())
+        linear_step(isa, matrices, x.values, x.sequences, bf16, y);
+    else
+        linear_prompt(isa, matrices, x.values, x.rows(), bf16, y);
 }
 
 }  // namespace mosaic

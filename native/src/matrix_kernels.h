@@ -1,8 +1,8 @@
 // The table of matrix kernels that every ISA unit fills. Plain C types and headers only (see kernels.h).
 //
-// Two kinds of product: `dot` for one vector of activations, which reads each weight once and is as fast as the memory;
-// `multiply` for many, which decodes a few rows at a time and is as fast as the arithmetic. An output element is summed
-// up in the same order however many vectors are multiplied together and whichever rows a thread has.
+// Two kinds of product: `dot` for a few vectors of activations, which decodes each weight once, in registers, and is as fast
+// as the memory for one; `multiply` for many, which decodes a few rows at a time and is as fast as the arithmetic. Each
+// sums an output element up in one order, however many vectors are multiplied together and whichever rows a thread has.
 #pragma once
 
 #include <stddef.h>
@@ -15,6 +15,7 @@ enum Element { kE4M3 = 0, kBF16 = 1, kF32 = 2 };
 constexpr size_t kGroup = 64;    // E4M3 codes that are decoded together; activations are arranged by such groups
 constexpr size_t kTokens = 16;   // vectors that are multiplied come in multiples of this, the last ones empty
 constexpr size_t kPanel = 64;    // rows that a thread multiplies at a time; a divisor of the block
+constexpr size_t kTogether = 4;  // vectors that `dot` takes at most
 
 // A weight [rows, columns] where it lies. E4M3 has a scale per 128x128 block, [ceil(rows/128), ceil(columns/128)].
 struct MatrixView {
@@ -33,6 +34,13 @@ struct Share {
     size_t columns, first, count;
 };
 
+// Vectors for `dot`, from one to kTogether: each as it was arranged, and where row 0 of its products goes.
+template <typename Value> struct Vectors {
+    size_t count;
+    const Value* x[kTogether];
+    float* y[kTogether];
+};
+
 // Bytes that a value of a vector takes, by what it was prepared for; vectors take whole groups.
 struct VectorBytes {
     size_t dot, dot_bf16, multiply, multiply_bf16;
@@ -41,13 +49,13 @@ struct VectorBytes {
 struct MatrixKernels {
     // One vector [columns] for `dot` with weights of this element, filled up with zeros, in an order of the ISA's own.
     void (*arrange)(const float* x, size_t columns, Element element, float* arranged);
-    // y[row] of the rows from `first` to `last`; y is that of row 0. `next` is where the caller will read on, if anywhere.
-    void (*dot)(const MatrixView& matrix, const float* arranged, size_t first, size_t last, const void* next, float* y);
+    // The rows from `first` to `last` of each vector's products. `next` is where the caller will read on, if anywhere.
+    void (*dot)(const MatrixView& matrix, const Vectors<float>& vectors, size_t first, size_t last, const void* next);
 
     // The same with activations in bfloat16; null where the CPU has no such instructions. E4M3 only.
     void (*arrange_bf16)(const float* x, size_t columns, uint16_t* arranged);
-    void (*dot_bf16)(const MatrixView& matrix, const uint16_t* arranged, size_t first, size_t last, const void* next,
-                     float* y);
+    void (*dot_bf16)(const MatrixView& matrix, const Vectors<uint16_t>& vectors, size_t first, size_t last,
+                     const void* next);
 
     // `count` vectors for `multiply`, of which `x[i]` gives the start of each, into packed memory for `tokens`, a multiple
     // of kTokens, in an order of the ISA's own. `share` says which of their values.

@@ -52,49 +52,59 @@ struct Ahead {
     }
 };
 
-// The sum of a block's share of one row: `count` weights, all of a block unless they are the row's last.
-template <typename Weights>
-inline Floats dot_block(const Weights& weights, const typename Weights::Stored* row, const float* x, size_t count,
-                        const typename Weights::Stored* later) {
+// What `dot` adds up is N vectors side by side: a step of weights is decoded once, and each vector has sums of its own, in
+// the order that it would have alone.
+
+// The sums of a block's share of one row, from `place` of the vectors on: `count` weights, all of a block unless they are
+// the row's last.
+template <size_t N, typename Weights>
+inline void dot_block(const Weights& weights, const typename Weights::Stored* row, const float* const* vectors, size_t place,
+                      size_t count, const typename Weights::Stored* later, Floats* sums) {
     constexpr size_t line = 64 / sizeof row[0];
-    Floats even = {}, odd = {};
-    float rest = 0.0f;
+    const float* x[N];
+    for (size_t i = 0; i < N; ++i) x[i] = vectors[i] + place;
+    Floats even[N] = {}, odd[N] = {};
+    float rest[N] = {};
     for (size_t k = 0; k < count; k += kStep) {
         if (k % line == 0)
             for (size_t ahead = 0; ahead < kStep; ahead += line) fetch(later + k + ahead);
         Floats values[4];
         const uint32_t rare = load_step(weights, row + k, count - k, values);
-        if (__builtin_expect(rare != 0, 0)) rest += rare_products(row + k, rare, x + k);
-        even = multiply_add(values[0], loaded(x + k), even);
-        odd = multiply_add(values[1], loaded(x + k + kWidth), odd);
-        even = multiply_add(values[2], loaded(x + k + 2 * kWidth), even);
-        odd = multiply_add(values[3], loaded(x + k + 3 * kWidth), odd);
+        if (__builtin_expect(rare != 0, 0))
+            for (size_t i = 0; i < N; ++i) rest[i] += rare_products(row + k, rare, x[i] + k);
+        for (size_t i = 0; i < N; ++i) {
+            even[i] = multiply_add(values[0], loaded(x[i] + k), even[i]);
+            odd[i] = multiply_add(values[1], loaded(x[i] + k + kWidth), odd[i]);
+            even[i] = multiply_add(values[2], loaded(x[i] + k + 2 * kWidth), even[i]);
+            odd[i] = multiply_add(values[3], loaded(x[i] + k + 3 * kWidth), odd[i]);
+        }
     }
-    if (__builtin_expect(rest != 0.0f, 0)) even[0] += rest;  // NaN too
-    return even + odd;
+    for (size_t i = 0; i < N; ++i) {
+        if (__builtin_expect(rest[i] != 0.0f, 0)) even[i][0] += rest[i];  // NaN too
+        sums[i] = even[i] + odd[i];
+    }
 }
 
-template <typename Weights>
-void dot_rows(const MatrixView& matrix, const float* x, size_t first, size_t last, const void* next, float* y) {
+template <size_t N, typename Weights>
+void dot_rows(const MatrixView& matrix, const Vectors<float>& vectors, size_t first, size_t last, const void* next) {
     using Stored = typename Weights::Stored;
     const Weights weights{};
     const Stored* row = static_cast<const Stored*>(matrix.values) + first * matrix.columns;
     const size_t whole = matrix.columns / kBlock * kBlock;
     const Ahead ahead(row + (last - first) * matrix.columns, next);
     for (size_t number = first; number < last; ++number, row += matrix.columns) {
-        Floats total = {};
+        Floats totals[N] = {};
         const Stored* const later = ahead.of(row);
-        const auto add = [&](Floats sum, size_t block) {
-            if (sizeof(Stored) == 1)
-                total = multiply_add(sum, splat(scale_of(matrix, number, block) * kSumUnit), total);
-            else
-                total = total + sum;
+        const auto add = [&](size_t block, size_t count) {
+            Floats sums[N];
+            dot_block<N>(weights, row + block, vectors.x, block, count, later + block, sums);
+            const Floats scale = splat(sizeof(Stored) == 1 ? scale_of(matrix, number, block) * kSumUnit : 1.0f);
+            for (size_t i = 0; i < N; ++i)
+                totals[i] = sizeof(Stored) == 1 ? multiply_add(sums[i], scale, totals[i]) : totals[i] + sums[i];
         };
-        for (size_t block = 0; block < whole; block += kBlock)
-            add(dot_block(weights, row + block, x + block, kBlock, later + block), block);
-        if (whole < matrix.columns)
-            add(dot_block(weights, row + whole, x + whole, matrix.columns - whole, later + whole), whole);
-        y[number] = sum_of(total);
+        for (size_t block = 0; block < whole; block += kBlock) add(block, kBlock);
+        if (whole < matrix.columns) add(whole, matrix.columns - whole);
+        for (size_t i = 0; i < N; ++i) vectors.y[i][number] = sum_of(totals[i]);
     }
 }
 
@@ -103,39 +113,58 @@ constexpr size_t kScaledColumns = 8192;  // of activations on the stack
 
 // For E4M3 where decoding is nearly as slow as memory: activations are multiplied with the scales of their blocks once for
 // 128 rows, and nothing but decoding and multiply-adds is left to do for a row.
-void dot_scaled(const MatrixView& matrix, const float* x, size_t first, size_t last, const void* next, float* y) {
+template <size_t N>
+void dot_scaled(const MatrixView& matrix, const Vectors<float>& vectors, size_t first, size_t last, const void* next) {
     const Decoder decode{};
-    alignas(64) float scaled[kScaledColumns];
+    alignas(64) float scaled[N][kScaledColumns];
     const size_t columns = matrix.columns, whole = columns / kStep * kStep;
     const uint8_t* row = static_cast<const uint8_t*>(matrix.values) + first * columns;
     const Ahead ahead(row + (last - first) * columns, next);
     for (size_t number = first; number < last; ++number, row += columns) {
         if (number == first || number % kBlock == 0)
-            for (size_t k = 0; k < in_groups(columns); k += kWidth)
-                store(scaled + k, loaded(x + k) * splat(scale_of(matrix, number, k)));
-        Floats sums[4] = {}, values[4];
+            for (size_t k = 0; k < in_groups(columns); k += kWidth) {
+                const Floats scale = splat(scale_of(matrix, number, k));
+                for (size_t i = 0; i < N; ++i) store(scaled[i] + k, loaded(vectors.x[i] + k) * scale);
+            }
+        Floats sums[N][4] = {}, values[4];
+        const auto add = [&](size_t k) {
+            for (size_t i = 0; i < N; ++i)
+                for (size_t j = 0; j < 4; ++j)
+                    sums[i][j] = multiply_add(values[j], loaded(scaled[i] + k + j * kWidth), sums[i][j]);
+        };
         const uint8_t* const later = ahead.of(row);
         for (size_t k = 0; k < whole; k += kStep) {
             fetch(later + k);
             decode(row + k, values);
-            for (size_t i = 0; i < 4; ++i) sums[i] = multiply_add(values[i], loaded(scaled + k + i * kWidth), sums[i]);
+            add(k);
         }
         if (whole < columns) {
             load_step(E4M3Weights{}, row + whole, columns - whole, values);
-            for (size_t i = 0; i < 4; ++i) sums[i] = multiply_add(values[i], loaded(scaled + whole + i * kWidth), sums[i]);
+            add(whole);
         }
-        y[number] = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        for (size_t i = 0; i < N; ++i)
+            vectors.y[i][number] = sum_of((sums[i][0] + sums[i][1]) + (sums[i][2] + sums[i][3]));
     }
 }
 #endif
 
-void dot(const MatrixView& matrix, const float* x, size_t first, size_t last, const void* next, float* y) {
+template <size_t N>
+void dot_few(const MatrixView& matrix, const Vectors<float>& vectors, size_t first, size_t last, const void* next) {
 #if defined(__AVX512F__)
-    if (matrix.element == kE4M3 && matrix.columns <= kScaledColumns) return dot_scaled(matrix, x, first, last, next, y);
+    if (matrix.element == kE4M3 && matrix.columns <= kScaledColumns)
+        return dot_scaled<N>(matrix, vectors, first, last, next);
 #endif
-    if (matrix.element == kE4M3) return dot_rows<E4M3Weights>(matrix, x, first, last, next, y);
-    if (matrix.element == kBF16) return dot_rows<BF16Weights>(matrix, x, first, last, next, y);
-    dot_rows<F32Weights>(matrix, x, first, last, next, y);
+    if (matrix.element == kE4M3) return dot_rows<N, E4M3Weights>(matrix, vectors, first, last, next);
+    if (matrix.element == kBF16) return dot_rows<N, BF16Weights>(matrix, vectors, first, last, next);
+    dot_rows<N, F32Weights>(matrix, vectors, first, last, next);
+}
+
+void dot(const MatrixView& matrix, const Vectors<float>& vectors, size_t first, size_t last, const void* next) {
+    static_assert(kTogether == 4, "a case for each count");
+    if (vectors.count == 1) return dot_few<1>(matrix, vectors, first, last, next);
+    if (vectors.count == 2) return dot_few<2>(matrix, vectors, first, last, next);
+    if (vectors.count == 3) return dot_few<3>(matrix, vectors, first, last, next);
+    dot_few<4>(matrix, vectors, first, last, next);
 }
 
 // Packed vectors lie in tiles of as many tokens as a tile of `multiply` has, each [columns][width]: how many the next tile
@@ -308,38 +337,54 @@ inline void load_pairs(const Decoder& decode, const uint8_t* codes, size_t left,
     decode.pairs(padded, out);
 }
 
-inline __m512 dot_block_bf16(const Decoder& decode, const uint8_t* row, const uint16_t* x, size_t count,
-                             const uint8_t* later) {
-    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+template <size_t N>
+inline void dot_block_bf16(const Decoder& decode, const uint8_t* row, const uint16_t* const* vectors, size_t place,
+                           size_t count, const uint8_t* later, __m512* sums) {
+    const uint16_t* x[N];
+    __m512 even[N], odd[N];
+    for (size_t i = 0; i < N; ++i) x[i] = vectors[i] + place, even[i] = odd[i] = _mm512_setzero_ps();
     for (size_t k = 0; k < count; k += kGroup) {
         fetch(later + k);
         __m512i pairs[2];
         load_pairs(decode, row + k, count - k, pairs);
-        even = _mm512_dpbf16_ps(even, reinterpret_cast<__m512bh>(pairs[0]),
-                                reinterpret_cast<__m512bh>(_mm512_loadu_si512(x + k)));
-        odd = _mm512_dpbf16_ps(odd, reinterpret_cast<__m512bh>(pairs[1]),
-                               reinterpret_cast<__m512bh>(_mm512_loadu_si512(x + k + 32)));
+        for (size_t i = 0; i < N; ++i) {
+            even[i] = _mm512_dpbf16_ps(even[i], reinterpret_cast<__m512bh>(pairs[0]),
+                                       reinterpret_cast<__m512bh>(_mm512_loadu_si512(x[i] + k)));
+            odd[i] = _mm512_dpbf16_ps(odd[i], reinterpret_cast<__m512bh>(pairs[1]),
+                                      reinterpret_cast<__m512bh>(_mm512_loadu_si512(x[i] + k + 32)));
+        }
     }
-    return _mm512_add_ps(even, odd);
+    for (size_t i = 0; i < N; ++i) sums[i] = _mm512_add_ps(even[i], odd[i]);
 }
 
-void dot_bf16(const MatrixView& matrix, const uint16_t* x, size_t first, size_t last, const void* next, float* y) {
+template <size_t N>
+void dot_few_bf16(const MatrixView& matrix, const Vectors<uint16_t>& vectors, size_t first, size_t last, const void* next) {
     const Decoder decode{};
     const uint8_t* row = static_cast<const uint8_t*>(matrix.values) + first * matrix.columns;
     const size_t whole = matrix.columns / kBlock * kBlock;
     const Ahead ahead(row + (last - first) * matrix.columns, next);
     for (size_t number = first; number < last; ++number, row += matrix.columns) {
-        __m512 total = _mm512_setzero_ps();
+        __m512 totals[N];
+        for (size_t i = 0; i < N; ++i) totals[i] = _mm512_setzero_ps();
         const uint8_t* const later = ahead.of(row);
-        const auto add = [&](__m512 sum, size_t block) {
-            total = _mm512_fmadd_ps(sum, _mm512_set1_ps(scale_of(matrix, number, block)), total);
+        const auto add = [&](size_t block, size_t count) {
+            __m512 sums[N];
+            dot_block_bf16<N>(decode, row + block, vectors.x, block, count, later + block, sums);
+            const __m512 scale = _mm512_set1_ps(scale_of(matrix, number, block));
+            for (size_t i = 0; i < N; ++i) totals[i] = _mm512_fmadd_ps(sums[i], scale, totals[i]);
         };
-        for (size_t block = 0; block < whole; block += kBlock)
-            add(dot_block_bf16(decode, row + block, x + block, kBlock, later + block), block);
-        if (whole < matrix.columns)
-            add(dot_block_bf16(decode, row + whole, x + whole, matrix.columns - whole, later + whole), whole);
-        y[number] = sum_of(reinterpret_cast<Floats>(total));
+        for (size_t block = 0; block < whole; block += kBlock) add(block, kBlock);
+        if (whole < matrix.columns) add(whole, matrix.columns - whole);
+        for (size_t i = 0; i < N; ++i) vectors.y[i][number] = sum_of(reinterpret_cast<Floats>(totals[i]));
     }
+}
+
+void dot_bf16(const MatrixView& matrix, const Vectors<uint16_t>& vectors, size_t first, size_t last, const void* next) {
+    static_assert(kTogether == 4, "a case for each count");
+    if (vectors.count == 1) return dot_few_bf16<1>(matrix, vectors, first, last, next);
+    if (vectors.count == 2) return dot_few_bf16<2>(matrix, vectors, first, last, next);
+    if (vectors.count == 3) return dot_few_bf16<3>(matrix, vectors, first, last, next);
+    dot_few_bf16<4>(matrix, vectors, first, last, next);
 }
 
 void pack_bf16(const float* const* x, size_t count, size_t tokens, const Share& share, uint16_t* packed) {

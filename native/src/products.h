@@ -15,6 +15,7 @@ namespace mosaic {
 constexpr std::size_t kTaskBytes = 64 << 10;  // weights that are worth a task of their own
 constexpr std::size_t kTasksPerThread = 8;    // long runs through memory are fast, but the last task should not be long
 constexpr std::size_t kTokenBlock = 96;       // tokens multiplied at a time, so that they stay in the cache
+constexpr std::size_t kCached = 64 << 10;     // weights that stay in a core's cache until the next vectors meet them
 
 inline std::size_t padded(std::size_t tokens) { return rounded_up(tokens, kTokens); }
 
@@ -33,9 +34,12 @@ class Vector {
   public:
     void reserve(const Isa& isa, Form form, std::size_t columns) { forms_[form].take(size(isa, form, in_groups(columns))); }
 
-    void fill(const Isa& isa, const float* x, std::size_t columns, Form form) {
-        reserve(isa, form, columns);
-        fill_part(isa, x, 0, columns, form);
+    void fill(const Isa& isa, const float* x, std::size_t columns, const bool (&needed)[kForms]) {
+        for (int form = 0; form < kForms; ++form) {
+            if (!needed[form]) continue;
+            reserve(isa, static_cast<Form>(form), columns);
+            fill_part(isa, x, 0, columns, static_cast<Form>(form));
+        }
     }
 
     // `count` values from place `first` on, both whole groups but at the end.
@@ -47,14 +51,7 @@ class Vector {
             isa.matrix->arrange(x, count, static_cast<Element>(form), place);
     }
 
-    void dot(const Isa& isa, const MatrixView& matrix, Form form, std::size_t first, std::size_t last, const void* next,
-             float* y) {
-        const float* const x = forms_[form].take(0);
-        if (form == kRounded)
-            isa.matrix->dot_bf16(matrix, reinterpret_cast<const std::uint16_t*>(x), first, last, next, y);
-        else
-            isa.matrix->dot(matrix, x, first, last, next, y);
-    }
+    template <typename Value> const Value* in(Form form) { return reinterpret_cast<const Value*>(forms_[form].take(0)); }
 
   private:
     // Floats that so many values take.
@@ -64,6 +61,39 @@ class Vector {
 
     Scratch<float> forms_[kForms];
 };
+
+inline std::size_t row_bytes(const MatrixView& matrix) { return matrix.columns * bytes_of(matrix.element); }
+
+inline const void* row_of(const MatrixView& matrix, std::size_t row) {
+    return static_cast<const char*>(matrix.values) + std::min(row, matrix.rows) * row_bytes(matrix);
+}
+
+// Rows of a matrix times `count` vectors: x(i) is the Vector, y(i) where row 0 of its products goes. Of more vectors than
+// kernels take, the first ones bring a few rows into the cache for the others.
+template <typename X, typename Y>
+void dot(const Isa& isa, const MatrixView& matrix, Form form, std::size_t count, const X& x, const Y& y, std::size_t first,
+         std::size_t last, const void* next) {
+    const std::size_t rows = count <= kTogether ? last - first : std::max<std::size_t>(kCached / row_bytes(matrix), 1);
+    for (std::size_t start = first, end; start < last; start = end) {
+        end = std::min(start + rows, last);
+        for (std::size_t done = 0, together; done < count; done += together) {
+            together = std::min(kTogether, count - done);
+            const auto vectors = [&](auto value) {
+                Vectors<decltype(value)> few = {together, {}, {}};
+                for (std::size_t i = 0; i < together; ++i) {
+                    few.x[i] = x(done + i).template in<decltype(value)>(form);
+                    few.y[i] = y(done + i);
+                }
+                return few;
+            };
+            const void* const then = done + together < count ? row_of(matrix, start) : end < last ? row_of(matrix, end) : next;
+            if (form == kRounded)
+                isa.matrix->dot_bf16(matrix, vectors(std::uint16_t{}), start, end, then);
+            else
+                isa.matrix->dot(matrix, vectors(float{}), start, end, then);
+        }
+    }
+}
 
 // Floats that vectors packed for `multiply` take.
 inline std::size_t packed_size(const Isa& isa, std::size_t columns, std::size_t tokens, Form form) {
@@ -85,12 +115,6 @@ inline void multiply(const Isa& isa, const MatrixView& matrix, const float* pack
         isa.matrix->multiply_bf16(matrix, reinterpret_cast<const std::uint16_t*>(packed), tokens, first, last, next, y);
     else
         isa.matrix->multiply(matrix, packed, tokens, first, last, next, y);
-}
-
-inline std::size_t row_bytes(const MatrixView& matrix) { return matrix.columns * bytes_of(matrix.element); }
-
-inline const void* row_of(const MatrixView& matrix, std::size_t row) {
-    return static_cast<const char*>(matrix.values) + std::min(row, matrix.rows) * row_bytes(matrix);
 }
 
 // Rows of a matrix that are a task.

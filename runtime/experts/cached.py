@@ -53,11 +53,14 @@ class CachedExperts:
         self._sound = True
 
     def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
-        """See ExpertStore. Of a prompt the last tokens count: a long one would outweigh every answer."""
+        """See ExpertStore. Of a prompt the last tokens count: a long one would outweigh every answer.
+
+        Of several sequences all do, and their step is one: each sequence's uses are remembered as long as alone.
+        """
         self._enter()
         if layer == self._places.layers[0]:
             self._arena.policy.tick()
-        for expert in chosen[-HALF_LIFE:].ravel().tolist():
+        for expert in chosen[..., -HALF_LIFE:, :].ravel().tolist():
             self._arena.policy.use(self._arena.number((layer, expert)))
         self._sound = True
 

@@ -28,7 +28,7 @@ class RecordedExperts:
 
     def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
         """See ExpertStore."""
-        self._writer.record(layer, chosen)
+        self._writer.record(layer, chosen.reshape(-1, chosen.shape[-1]))
         self._store.observe(layer, chosen)
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:

@@ -14,12 +14,16 @@ class ExpertStore(Protocol):
     """Where routed experts come from. Sees every routing decision, and brings the experts of one layer at a time."""
 
     def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
-        """The router of a layer chose these experts, [T, K], for T tokens; `arriving` of the same layer follows."""
+        """The router of a layer chose these experts; `arriving` of the same layer follows.
+
+        [T, K] for T tokens of one sequence, or [B, T, K] for those of B.
+        """
 
     def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """Each of the experts once, in groups; the first group is of those that are there, perhaps none.
 
-        A group is valid until the next is asked for.
+        A group is valid until the next is asked for. `tokens` of each sequence: of one this is decoding, of more a
+        prompt is read.
         """
 
     def nbytes(self, layer: int, expert: int) -> int:

@@ -21,7 +21,7 @@ class Dense:
         return self._matrices.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """X [T, H] -> [T, H]."""
+        """X [.., H] -> [.., H]."""
         return self._ops.swiglu(x, self._matrices.gate, self._matrices.up, self._matrices.down)
 
 
@@ -50,15 +50,19 @@ class MixtureOfExperts:
         return sum(weight.nbytes for weight in self._router) + self._experts.nbytes(used)
 
     def foretell(self, x: Tensor) -> None:
-        """Tell the store what the router would choose for x [1, H], which is not yet what it will be given."""
+        """Tell the store what the router would choose for a token of each sequence, x [.., 1, H].
+
+        It is not yet what the router will be given.
+        """
         top_k = self._spec.top_k
         routing = self._ops.route(self._ops.linears(x, self._router[:1])[0], top_k, self._spec.normalize_top_k, None)
-        self._store.expect(self._layer, routing.experts[0].tolist())
+        best_first = routing.experts.view(-1, top_k).T.flatten()
+        self._store.expect(self._layer, list(dict.fromkeys(best_first.tolist())))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """X [T, H] -> [T, H]."""
+        """X [.., H] -> [.., H]."""
         logits, *gate = self._ops.linears(x, self._router)
         shared = gate[0] if gate else None
         routing = self._ops.route(logits, self._spec.top_k, self._spec.normalize_top_k, shared)
-        self._store.observe(self._layer, routing.experts[:, : self._spec.top_k].numpy())
+        self._store.observe(self._layer, routing.experts[..., : self._spec.top_k].numpy())
         return self._ops.experts(x, routing, self._experts)

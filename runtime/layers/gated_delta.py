@@ -1,5 +1,7 @@
 """Gated DeltaNet: linear attention with a fixed-size state, a short convolution and a gated norm."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,11 +30,19 @@ class GatedDeltaNet:
         """Weight bytes read per use."""
         return sum(weight.nbytes for weight in (*self._inputs, self._output, self._weights.conv))
 
-    def __call__(self, x: Tensor, state: DeltaState) -> Tensor:
-        """X [T, H] -> [T, H]; advances the state by T tokens."""
+    def __call__(self, x: Tensor, states: Sequence[DeltaState]) -> Tensor:
+        """X [T, H] of one sequence or [B, T, H] of B -> the same shape; advances the state of each by T tokens."""
         outputs = self._ops.linears(x, self._inputs)
+        if x.dim() == 2:
+            return self._output(self._mix(outputs, states[0]))
+        parts = zip(*(output.unbind() for output in outputs), strict=True)
+        mixed = [self._mix(part, state) for part, state in zip(parts, states, strict=True)]
+        return self._output(torch.stack(mixed))
+
+    def _mix(self, outputs: Sequence[Tensor], state: DeltaState) -> Tensor:
+        """Of one sequence, what is between its projections."""
         inputs = _ungroup(outputs[0], outputs[1], self._spec) if self._spec.grouped else DeltaInputs(*outputs)
-        return self._output(self._ops.gated_delta(inputs, self._weights, state))
+        return self._ops.gated_delta(inputs, self._weights, state)
 
 
 def _ungroup(qkvz: Tensor, ba: Tensor, spec: GatedDeltaSpec) -> DeltaInputs:

@@ -7,7 +7,7 @@ from mosaic.runtime.weights import Weight
 
 
 class Linear:
-    """x [T, K] -> [T, N] for a weight [N, K]."""
+    """x [.., K] -> [.., N] for a weight [N, K]."""
 
     def __init__(self, ops: Ops, weight: Weight) -> None:
         self._ops = ops

@@ -3,6 +3,9 @@
 `reference` (torch, slow) is the specification, `cpu` the fast one. Shapes: T tokens, H hidden, N x K a matrix, E
 experts, C convolution channels, h heads, d dims of a head. An implementation chooses the float type of activations and
 recurrent states.
+
+Activations [.., K] are [T, K] of one sequence or [B, T, K] of B; a step of decoding is [B, 1, K]. Each sequence gets what
+it would get alone (of `cpu`, to the bit), and weights are read once for all.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,13 +14,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mosaic.runtime.state import DeltaState, KVCache
+from mosaic.runtime.kv import KVCache
+from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import Expert, Weight
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts each token uses: `experts` int64 [T, R], `weights` [T, R]; best first, a shared one last."""
+    """Which experts each token uses: `experts` int64 [.., R], `weights` [.., R]; best first, a shared one last."""
 
     experts: Tensor
     weights: Tensor
@@ -54,7 +58,7 @@ class ExpertSource(Protocol):
     """The experts of one layer, from wherever their bytes are."""
 
     def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
-        """Each of these experts once, in groups, as they become available, for so many tokens.
+        """Each of these experts once, in groups, as they become available, for so many tokens of a sequence.
 
         A group is there until the next one is asked for. To be run to its end or closed.
         """
@@ -70,7 +74,7 @@ class Ops(Protocol):
         """Rows [T, H] of the embedding table as activations."""
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """X [T, K] times weight [N, K] transposed: [T, N]."""
+        """X [.., K] times weight [N, K] transposed: [.., N]."""
 
     def linears(self, x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         """The same for several weights."""
@@ -97,16 +101,16 @@ class Ops(Protocol):
         """
 
     def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
-        """The top_k experts of each token by logits [T, E]; of equal ones the lower expert number wins.
+        """The top_k experts of each token by logits [.., E]; of equal ones the lower expert number wins.
 
-        With `shared` [T, 1] every token uses one more, number E, with the weight sigmoid(shared).
+        With `shared` [.., 1] every token uses one more, number E, with the weight sigmoid(shared).
         """
 
     def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
-        """down(silu(gate(x)) * up(x)): [T, H]."""
+        """down(silu(gate(x)) * up(x)): [.., H]."""
 
     def experts(self, x: Tensor, routing: Routing, source: ExpertSource) -> Tensor:
-        """Weighted sum of the routed experts' outputs [T, H].
+        """Weighted sum of the routed experts' outputs [.., H].
 
         Added in routing order, whatever else is in the batch and in whatever order experts arrive.
         """

@@ -1,6 +1,7 @@
 """Every operation by `mosaic._native`: float32 activations, weights read where they lie, all cores.
 
-Results do not depend on the number of threads, nor a token's on what is computed with it. States are changed in place.
+Results do not depend on the number of threads, nor a token's on what is computed with it, other sequences included.
+States are changed in place.
 """
 
 import math
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic import _native
+from mosaic.runtime.kv import KVCache
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights, ExpertSource, Routing
-from mosaic.runtime.state import DeltaState, KVCache
+from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weight
 
 Floats = NDArray[np.float32]
@@ -70,7 +72,7 @@ class CpuOps:
 
     def linears(self, x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         """See Ops. Activations are prepared once, and all is one piece of work for the threads."""
-        results = [self._results.take((x.shape[0], weight.shape[0])) for weight in weights]
+        results = [self._results.take((*x.shape[:-1], weight.shape[0])) for weight in weights]
         matrices = [self._matrix(weight) for weight in weights]
         _native.linear(matrices, x.contiguous().numpy(), results, self._bf16, self._isa)
         return [torch.from_numpy(result) for result in results]
@@ -131,7 +133,7 @@ class CpuOps:
 
     def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
         """See Ops."""
-        shape = (logits.shape[0], top_k if shared is None else top_k + 1)
+        shape = (*logits.shape[:-1], top_k if shared is None else top_k + 1)
         experts, weights = np.empty(shape, np.int64), np.empty(shape, np.float32)
         gate = None if shared is None else shared.contiguous().numpy()
         _native.route(logits.contiguous().numpy(), gate, normalize, experts, weights)
@@ -139,7 +141,8 @@ class CpuOps:
 
     def swiglu(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
         """See Ops. One expert that every token uses."""
-        slots, weights = np.zeros((x.shape[0], 1), np.int32), np.ones((x.shape[0], 1), np.float32)
+        shape = (*x.shape[:-1], 1)
+        slots, weights = np.zeros(shape, np.int32), np.ones(shape, np.float32)
         expert = _native.Expert(self._matrix(gate), self._matrix(up), self._matrix(down))
         result = self._results.take(x.shape)
         _native.mix_experts([expert], slots, weights, x.contiguous().numpy(), result, self._bf16, self._isa)
@@ -148,11 +151,12 @@ class CpuOps:
     def experts(self, x: Tensor, routing: Routing, source: ExpertSource) -> Tensor:
         """See Ops. One call if all experts are there at once."""
         chosen = routing.experts.numpy()
-        numbers = chosen[0].tolist() if x.shape[0] == 1 else np.unique(chosen).tolist()
+        alone = chosen.size == chosen.shape[-1]
+        numbers = chosen.ravel().tolist() if alone else np.unique(chosen).tolist()
         order = np.full(max(numbers) + 1, NOT_NOW, np.int32)  # by number, its place in the group
         vectors, weights = x.contiguous().numpy(), routing.weights.numpy()
         result, outputs = self._results.take(x.shape), None
-        for group in source.arriving(numbers, x.shape[0]):
+        for group in source.arriving(numbers, x.shape[-2]):
             if not group:
                 continue
             order[list(group)] = np.arange(len(group))
@@ -162,7 +166,7 @@ class CpuOps:
                 _native.mix_experts(used, slots, weights, vectors, result, self._bf16, self._isa)
                 continue
             if outputs is None:
-                outputs = self._results.take((*chosen.shape, x.shape[1]))
+                outputs = self._results.take((*chosen.shape, x.shape[-1]))
             _native.apply_experts(used, slots, vectors, outputs, self._bf16, self._isa)
             order.fill(NOT_NOW)
         if outputs is not None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mosaic.runtime.kv import KVCache
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.state import DeltaState, KVCache
+from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import Weight
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from mosaic.format.e4m3 import BLOCK, VALUES
+from mosaic.runtime.kv import KVCache
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights, ExpertSource, Routing, reference_delta
 from mosaic.runtime.ops.reference_delta import EXACT, rms
-from mosaic.runtime.state import DeltaState, KVCache
+from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import E4M3Matrix, Weight
 
 ROWS = 32 * BLOCK  # rows of a matrix that are dequantised at a time
@@ -84,11 +85,11 @@ class ReferenceOps:
 
     def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
         """See Ops."""
-        best, experts = (part[:, :top_k] for part in logits.sort(dim=-1, descending=True, stable=True))
+        best, experts = (part[..., :top_k] for part in logits.sort(dim=-1, descending=True, stable=True))
         # softmax over the chosen is the same as dividing the chosen shares by their sum
         weights = best.softmax(dim=-1) if normalize else logits.softmax(dim=-1).gather(-1, experts)
         if shared is not None:
-            experts = torch.cat((experts, torch.full_like(experts[:, :1], logits.shape[-1])), dim=-1)
+            experts = torch.cat((experts, torch.full_like(experts[..., :1], logits.shape[-1])), dim=-1)
             weights = torch.cat((weights, shared.sigmoid()), dim=-1)
         return Routing(experts, weights)
 
@@ -99,13 +100,13 @@ class ReferenceOps:
 
     def experts(self, x: Tensor, routing: Routing, source: ExpertSource) -> Tensor:
         """See Ops. Tokens grouped by expert; one expert dequantised at a time."""
-        outputs = torch.empty(*routing.experts.shape, x.shape[-1], dtype=EXACT)  # [T, R, H]
+        outputs = torch.empty(*routing.experts.shape, x.shape[-1], dtype=EXACT)  # [.., R, H]
         numbers = sorted(set(routing.experts.flatten().tolist()))
-        for group in source.arriving(numbers, x.shape[0]):
+        for group in source.arriving(numbers, x.shape[-2]):
             for number, expert in group.items():
-                tokens, ranks = torch.nonzero(routing.experts == number, as_tuple=True)
-                outputs[tokens, ranks] = self.swiglu(x[tokens], expert.gate, expert.up, expert.down)
-        return (outputs * routing.weights[..., None]).sum(dim=1)
+                *tokens, ranks = torch.nonzero(routing.experts == number, as_tuple=True)
+                outputs[*tokens, ranks] = self.swiglu(x[*tokens], expert.gate, expert.up, expert.down)
+        return (outputs * routing.weights[..., None]).sum(dim=-2)
 
 
 def _exact(weight: Weight, first: int, last: int) -> Tensor:

@@ -107,7 +107,7 @@ def command(
     from mosaic.runtime.engine import Engine
     from mosaic.runtime.loading import LoadOptions
     from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
-    from mosaic.runtime.state import KVFormat
+    from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.terminal.asking import Asker, Manner
     from mosaic.runtime.terminal.chat import Chat, keyboard
     from mosaic.runtime.terminal.progress import loading_bars

@@ -21,7 +21,7 @@ def show_plan(
     from mosaic.runtime.ops.choice import OpsName, make_ops, option
     from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
     from mosaic.runtime.speeds import speeds
-    from mosaic.runtime.state import KVFormat
+    from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.tokenizer import Tokenizer
 
     loading = Loading(folder, option("kv", kv, KVFormat), context=context, ram=ram, state_budget=state_budget)

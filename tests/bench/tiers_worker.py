@@ -19,11 +19,11 @@ from bench.replayed import ReplayedOps
 from mosaic.runtime import machine
 from mosaic.runtime.bench import random_tokens
 from mosaic.runtime.experts.trace import read_trace
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loading, LoadOptions
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.cpu import CpuOps, set_threads
 from mosaic.runtime.prefill import PREFILL_CHUNK
-from mosaic.runtime.state import KVFormat
 
 CONTEXT = 2048  # tokens that memory is planned for
 
@@ -47,7 +47,7 @@ def main() -> None:
         for first in range(0, int(prompt), PREFILL_CHUNK):
             model.hidden(tokens[first : min(first + PREFILL_CHUNK, int(prompt))], state)
         prefill, prefilled = time.perf_counter() - start, loaded.experts.traffic.since(traffic)
-        state.release()
+        del state
     state = model.new_sequence()
     for token in tokens[: int(warm_up)]:
         model.logits(model.hidden([token], state))

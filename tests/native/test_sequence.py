@@ -415,7 +415,7 @@ class TestGatedDelta:
 
 
 class Cache:
-    """Pages as mosaic.runtime.state keeps them, and what they hold as float32 [2, S, kv heads, d]."""
+    """Pages as mosaic.runtime.kv keeps them, and what they hold as float32 [2, S, kv heads, d]."""
 
     def __init__(self, rng, seen, kv_heads, dim, kv, rows=None):
         self.kv_heads, self.kv, self.seen = kv_heads, kv, seen

@@ -8,10 +8,10 @@ import pytest
 
 from mosaic import _native
 from mosaic.recipes import DEMO_CHECKPOINT
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.cpu import Activations, CpuOps, set_threads, threads
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 from oracle.test_logits import MODELS, compare_states
 from support import oracle

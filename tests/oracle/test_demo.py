@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from mosaic.recipes import DEMO_CHECKPOINT, FOLDER
 from mosaic.runtime.experts.mapped import MappedExperts
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.weights import E4M3Matrix, Expert, Weights
 from support.models import convert_folder
@@ -44,8 +44,7 @@ def windows(weights):
 def perplexity(model, windows):
     nats, count = 0.0, 0
     for window in windows:
-        logits = model.logits(model.hidden(window[:-1].tolist(), state := model.new_sequence()))
-        state.release()
+        logits = model.logits(model.hidden(window[:-1].tolist(), model.new_sequence()))
         nats += cross_entropy(logits, torch.from_numpy(window[1:]), reduction="sum").item()
         count += len(window) - 1
     return math.exp(nats / count)

@@ -7,9 +7,9 @@ import pytest
 
 from mosaic.recipes import DEMO_CHECKPOINT, FOLDER
 from mosaic.runtime import evaluate
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.ops.choice import OpsName, make_ops
 from mosaic.runtime.scoring import perplexity, windows_of
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.weights import Weights
 from oracle.test_cpu_logits import ORACLE

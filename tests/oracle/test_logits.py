@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from mosaic.recipes import DEMO_CHECKPOINT
+from mosaic.runtime.kv import KVCache, KVFormat
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.state import DeltaState, KVCache, KVFormat
+from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import Weights
 from support import oracle
 from support.fp8 import write_official_fp8

@@ -14,10 +14,10 @@ from mosaic.runtime.experts.mapped import MappedExperts
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.replay import replay
 from mosaic.runtime.experts.trace import read_trace
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loading, LoadOptions
 from mosaic.runtime.ops.cpu import CpuOps, set_threads, threads
 from mosaic.runtime.sampling import Sampling
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 
 GREEDY = Sampling(temperature=0.0)

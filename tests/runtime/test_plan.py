@@ -11,11 +11,11 @@ from mosaic.runtime import speeds as speeds_module
 from mosaic.runtime.cgroup import cgroup_room
 from mosaic.runtime.experts.arena import slot_nbytes
 from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.plan import MemoryPlan, Wishes, make_plan
 from mosaic.runtime.plan_text import Expectation, expectations, plan_dict, plan_lines, skewed_hit_rate
 from mosaic.runtime.sizes import format_size, parse_size
 from mosaic.runtime.speeds import Speeds, speeds
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 from support.models import convert_folder
 from support.tiny import Tiny, write_checkpoint

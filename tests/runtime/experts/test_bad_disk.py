@@ -22,8 +22,8 @@ from mosaic.runtime.engine import Stats, load_engine
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.loading import Loading
 from mosaic.runtime.ops.cpu import CpuOps
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.sampling import Sampling
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 
 plan.resident_memory = lambda: 200 << 20  # this process does not grow, as far as plans go

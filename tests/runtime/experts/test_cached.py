@@ -12,10 +12,10 @@ from mosaic.format.errors import InputError
 from mosaic.runtime.experts.arena import Arena, slot_nbytes
 from mosaic.runtime.experts.cached import CachedExperts
 from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 from support.models import convert_folder
 from support.tiny import Tiny, write_checkpoint
@@ -64,7 +64,6 @@ def logits(model, first=PROMPT, ids=IDS):
     state = model.new_sequence()
     parts = [model.logits(model.hidden(ids[:first], state))]
     parts += [model.logits(model.hidden([token], state)) for token in ids[first:]]
-    state.release()
     return torch.cat(parts)
 
 
