@@ -105,9 +105,9 @@ def command(
     kept_in = Session(session) if session else None
 
     from mosaic.runtime.engine import Engine
+    from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.loading import LoadOptions
     from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
-    from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.terminal.asking import Asker, Manner
     from mosaic.runtime.terminal.chat import Chat, keyboard
     from mosaic.runtime.terminal.progress import loading_bars
