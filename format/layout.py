@@ -7,7 +7,7 @@ that the data starts on a page; docs/FORMAT.md section 2 is normative.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -15,6 +15,7 @@ from mosaic.format.tensors import Part, Role, TensorSpec
 
 PAGE = 4096
 SHARD_SUFFIX = ".safetensors"
+SHARD_METADATA = {"format": "pt"}
 OUTSIDE_FILE = "outside.safetensors"
 MTP_FILE = "mtp.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -23,11 +24,12 @@ WORK_FOLDER = ".mosaic-convert"  # records and unfinished shards of a conversion
 
 #: Bytes per element of the dtypes a shard may hold, by their safetensors names.
 WIDTH = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
+_ENTRY_WIDTH = WIDTH | {"I32": 4, "U32": 4}  # and those of other files of ours
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor as a shard stores it."""
+    """A tensor as a file stores it."""
 
     name: str
     dtype: str
@@ -36,7 +38,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return prod(self.shape) * WIDTH[self.dtype]
+        return prod(self.shape) * _ENTRY_WIDTH[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,9 @@ def _rank(stored: Stored, entry: Entry) -> int:
     return {"F8_E4M3": 1, "F32": 2}.get(entry.dtype, 3)
 
 
-def header(entries: Iterable[Entry]) -> bytes:
+def header(entries: Iterable[Entry], metadata: Mapping[str, str] = SHARD_METADATA) -> bytes:
     """A safetensors header for back-to-back entries, padded so that the data begins on a page."""
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    table: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     for entry in entries:
         end = position + entry.nbytes

@@ -47,6 +47,11 @@ class TensorInfo:
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
     """Every tensor of a safetensors file, from its header alone; InputError for every way it can lie."""
+    return read_with_metadata(file)[0]
+
+
+def read_with_metadata(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Every tensor of a safetensors file in the order of its header, and its metadata; errors as in `read_header`."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             raise _damaged(file, None, "something that is no file", "a regular file")
@@ -60,7 +65,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         raise InputError(
             "cannot read a safetensors file", file=file, found=error.strerror, remedy="check the path and its rights"
         ) from error
-    return _check(file, _parse_header(file, raw), 8 + length, size)
+    table, metadata = _parse_header(file, raw)
+    return _check(file, table, 8 + length, size), metadata
 
 
 def runs(infos: Iterable[TensorInfo]) -> Iterator[tuple[Path, int, int]]:
@@ -77,7 +83,7 @@ def runs(infos: Iterable[TensorInfo]) -> Iterator[tuple[Path, int, int]]:
         yield run
 
 
-def _parse_header(file: Path, raw: bytes) -> dict[str, Any]:
+def _parse_header(file: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     """The header as the safetensors library accepts it: UTF-8, every key once, `__metadata__` of strings."""
     try:
         table = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_int=_whole)
@@ -91,7 +97,7 @@ def _parse_header(file: Path, raw: bytes) -> dict[str, Any]:
         raise _damaged(
             file, None, f"a header that is not JSON as the library reads it: {error}", "a safetensors header"
         ) from error
-    return table
+    return table, metadata or {}
 
 
 def _whole(digits: str) -> int:

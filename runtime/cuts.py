@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mosaic.runtime.sampling import Sampling
 
-GROUPS = 2048
+GROUPS = 2048  # more than any usual top_k, and soon sorted
 
 
 def likeliest(scores: NDArray[np.floating], count: int) -> NDArray[np.intp]:

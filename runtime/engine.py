@@ -22,6 +22,7 @@ from typing import Any
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
+from mosaic.runtime import session_file
 from mosaic.runtime.answering import Answering
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.kv import KVFormat
@@ -35,7 +36,7 @@ from mosaic.runtime.request import Generation, Request, Stats
 from mosaic.runtime.sampler import Chosen
 from mosaic.runtime.sampling import Sampling, generation_defaults, stop_tokens
 from mosaic.runtime.scheduler import Scheduler
-from mosaic.runtime.session_file import SessionIdentity, load, save
+from mosaic.runtime.session_layout import Identity
 from mosaic.runtime.sizes import parse_size
 from mosaic.runtime.speeds import known_speeds
 from mosaic.runtime.text.dialogue import Dialogue, message_of
@@ -68,7 +69,7 @@ class Engine:
         self.stop: frozenset[int] = recommended.stop | _config_stop(folder)
         self.context: int = loading.plan.context
         self.num_tokens = min(self.tokenizer.num_tokens, loaded.model.spec.vocab_size)
-        self._weights = loading.weights
+        self._identity = Identity.of(loading.weights.catalog, loaded.model.pool.format)
         self.scheduler = Scheduler(
             loaded.model,
             num_tokens=self.num_tokens,
@@ -136,11 +137,6 @@ class Engine:
     def grammars(self) -> Grammars:
         """Makes masks that keep an answer within a grammar."""
         return Grammars(self.tokenizer, self.stop)
-
-    @property
-    def identity(self) -> SessionIdentity:
-        """What a session file must have been made with."""
-        return SessionIdentity.of(self.model, self._weights.catalog)
 
     def generate(
         self,
@@ -251,13 +247,14 @@ class Engine:
 
         `document`: anything JSON that belongs to it, the messages for one.
         """
-        save(Path(file), self.identity, self.scheduler.cache.entries(), dict(document or {}))
+        session_file.save(Path(file), self._identity, self.scheduler.cache.items(), dict(document or {}))
 
     def load_session(self, file: str | Path) -> dict[str, Any]:
         """Remember what `save_session` wrote; its document. InputError if it is of another model, or damaged."""
-        states, document = load(Path(file), self.identity, self.model)
+        cache = self.scheduler.cache
+        states, document = session_file.load(Path(file), self._identity, self.model, cache.budget)
         for tokens, snapshot in states:
-            self.scheduler.cache.put(tokens, snapshot)
+            cache.put(tokens, snapshot)
         return document
 
     def _continue(

@@ -23,7 +23,7 @@ MESSAGE = 200  # characters of what llguidance has to say
 
 
 class Grammars:
-    """Makes masks for one vocabulary; to be kept, since building it takes a second for a large one."""
+    """Makes masks for one vocabulary. To be kept: for a large one, making this takes a second, a mask milliseconds."""
 
     def __init__(self, tokenizer: Tokenizer, stop: frozenset[int]) -> None:
         """`stop`: the tokens that end an answer, and are allowed only where it may end."""
@@ -34,25 +34,24 @@ class Grammars:
                 "answers of a given form need llguidance", found=error, remedy="pip install 'mosaic-moe[serve]'"
             ) from error
         self._tokenizer = tokenizer
-        self._stop = sorted(token for token in stop if token < tokenizer.num_tokens)
-        if not self._stop:
+        ends = sorted(token for token in stop if token < tokenizer.num_tokens)
+        if not ends:
             raise InputError(
                 "answers of a given form need a stop token",
                 found="no eos_token_id",
                 expected="the token that ends an answer",
                 remedy="name it in the model's generation_config.json",
             )
-        self._library = LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, self._stop)), eos_token=self._stop)
+        self._library = LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, ends)), eos_token=ends)
 
     def json_schema(self, schema: Mapping[str, Any]) -> "GrammarMask":
         """JSON that is valid for the schema. InputError for a schema that is wrong or that cannot be enforced."""
         from llguidance import LLMatcher
 
         try:
-            text = json.dumps(schema)
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": SPACE})
         except (TypeError, ValueError, RecursionError) as error:
             raise _refused("the JSON schema", error) from error
-        grammar = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": SPACE})
         return self._mask(grammar, "the JSON schema")
 
     def json_object(self) -> "GrammarMask":
@@ -69,7 +68,9 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
 
         matcher = LLMatcher(self._library, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        return GrammarMask(matcher, what, self._tokenizer.num_tokens)
+        mask = GrammarMask(matcher, what, self._tokenizer.num_tokens)
+        mask.allowed()  # what nothing can satisfy is refused here, not in the middle of an answer
+        return mask
 
 
 class GrammarMask:
@@ -79,7 +80,6 @@ class GrammarMask:
         self._matcher = matcher
         self._what = what
         self._num_tokens = num_tokens
-        self._check()
 
     def allowed(self) -> NDArray[np.bool_]:
         """[num_tokens]. InputError if the grammar has grown beyond what llguidance will follow."""
@@ -122,5 +122,8 @@ class _Vocabulary:
 def _refused(what: str, error: object) -> InputError:
     said = " ".join(str(error).partition("<backtrace>")[0].split())
     return InputError(
-        f"{what} cannot be followed", found=said[:MESSAGE], expected="what llguidance accepts", remedy="simplify it"
+        f"{what} cannot be followed",
+        found=said[:MESSAGE],
+        expected="what llguidance can enforce",
+        remedy="correct or simplify it",
     )

@@ -75,6 +75,7 @@ class Loading:
             expected, remedy = f"1 to {longest:,}", "choose one in this range"
             raise InputError("--context is out of range", found=context, expected=expected, remedy=remedy)
         self._folder = folder
+        self.parallel = parallel
         self._wishes = Wishes(kv, context, parallel, state_budget, ram)
 
     @cached_property

@@ -49,9 +49,7 @@ class DecoderLayer:
         """Weight bytes read for one token."""
         return self._mixer.nbytes + self._feed_forward.nbytes
 
-    def __call__(
-        self, x: Tensor, addend: Tensor | None, states: Sequence[LayerState]
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, addend: Tensor | None, states: Sequence[LayerState]) -> tuple[Tensor, Tensor]:
         """X [T, H] of one sequence or [B, T, H] of B, as a sum that is not added up yet, in and out.
 
         Advances what the layer remembers of each sequence by T tokens.

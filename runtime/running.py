@@ -10,21 +10,14 @@ from mosaic.runtime.state import SequenceState
 class Running:
     """`state` and `tokens` agree between two steps: `tokens` are those that `state` remembers."""
 
-    def __init__(self, generation: Generation, state: SequenceState, num_tokens: int) -> None:
+    def __init__(self, generation: Generation, sampler: Sampler, state: SequenceState) -> None:
         request = generation.request
         self.generation = generation
+        self.sampler = sampler
         self.state = state
         self.tokens: list[int] = []
         self.marks = [] if request.score_prompt else marks(request.boundaries, len(request.prompt))
         self.last = -1  # the token chosen last, which the model has not seen yet
-        self.sampler = Sampler(
-            request.sampling,
-            request.seed,
-            num_tokens,
-            prompt=request.prompt,
-            mask=request.mask,
-            logprobs=request.logprobs,
-        )
         self._since: tuple[Traffic, int] | None = None
 
     @property

@@ -71,7 +71,7 @@ class Sampler:
     def choose(self, logits: NDArray[np.floating]) -> Chosen:
         """A token for logits [V], remembered for the next one; ids from `num_tokens` on are padding and never chosen.
 
-        InputError if the bias forbids every token that the mask allows.
+        InputError if the bias forbids every token that the mask allows, or for logits that no sound model computes.
         """
         ids, shares = self.distribution(logits)
         if not len(ids):
@@ -92,6 +92,13 @@ class Sampler:
     def distribution(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Ids [C] of the tokens that `choose` would draw from, and their probabilities [C]."""
         scores = logits[: self._num_tokens]
+        if not scores.max() < np.inf:  # NaN is not, either
+            raise InputError(
+                "the model's logits are not finite",
+                found=scores.max(),
+                expected="a number",
+                remedy="check the model directory with mosaic-verify",
+            )
         if self._sampling.looks_back or self._sampling.logit_bias or self._mask is not None:
             scores = scores.copy()
             self._penalise(scores)
@@ -119,7 +126,7 @@ class Sampler:
 
 
 def scored(logits: NDArray[np.floating], token: int, logprobs: int, num_tokens: int) -> Chosen:
-    """A given token with its log-probability under logits [V], and the `logprobs` likeliest ids below `num_tokens`."""
+    """A given token's log-probability under logits [V] and those of the `logprobs` likeliest ids below `num_tokens`."""
     logits = logits[:num_tokens]
     terms = logits.astype(np.float64)
     most = terms.max()

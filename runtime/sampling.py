@@ -14,7 +14,8 @@ from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 
 GENERATION_FILE = "generation_config.json"
-#: Largest presence and frequency penalty, and largest bias that is not a ban: in nats, so a factor of e^100.
+#: The largest penalty or bias; the smallest repetition penalty is its reciprocal. A factor of e^100 decides everything,
+#: and a logit with all of them is still a finite float32.
 MOST = 100.0
 
 

@@ -21,7 +21,7 @@ from mosaic.runtime.prefixes import StateCache
 from mosaic.runtime.prompt_scores import scores_of
 from mosaic.runtime.request import FinishReason, Generation, Request
 from mosaic.runtime.running import Running
-from mosaic.runtime.sampler import Chosen
+from mosaic.runtime.sampler import Chosen, Sampler
 from mosaic.runtime.speeds import Speeds
 
 
@@ -55,7 +55,7 @@ class Scheduler:
         self._check = check
         self._ceilings = ceilings
         self._most_pages = places * model.pages(context)
-        self._waiting: deque[Generation] = deque()
+        self._waiting: deque[tuple[Generation, Sampler]] = deque()
         self._reading: deque[Running] = deque()  # whoever is first reads the next piece of its prompt
         self._answering: list[Running] = []
         self._sound = True  # False while states and tokens may disagree
@@ -79,17 +79,24 @@ class Scheduler:
     def submit(self, request: Request) -> Generation:
         """Put a request in the queue; `step` works on it. InputError if it can never be answered."""
         self._check_prompt(request.prompt)
+        sampler = Sampler(
+            request.sampling,
+            request.seed,
+            self._num_tokens,
+            prompt=request.prompt,
+            mask=request.mask,
+            logprobs=request.logprobs,
+        )
         generation = Generation(request)
         generation.stats.weight_bytes_per_token = self.model.nbytes_per_token
         generation.stats.ceilings = self._ceilings
-        self._waiting.append(generation)
+        self._waiting.append((generation, sampler))
         return generation
 
     def cancel(self, generation: Generation, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Give up a request; what is known of it already is kept for others. Nothing if it is over."""
         self._drop_unsound()
-        if generation in self._waiting:
-            self._waiting.remove(generation)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not generation)
         for sequence in [*self._reading, *self._answering]:
             if sequence.generation is generation:
                 self._end(sequence, reason)
@@ -121,7 +128,7 @@ class Scheduler:
         """
         self._drop_unsound()
         while self._waiting and self.active < self._places:
-            self._reading.append(Running(self._waiting.popleft(), self.model.new_sequence(), self._num_tokens))
+            self._reading.append(Running(*self._waiting.popleft(), self.model.new_sequence()))
         if not self.active:
             return False
         before, working = self._counters(), [*self._reading, *self._answering]
@@ -208,7 +215,10 @@ class Scheduler:
             return self._end(sequence, FinishReason.MAX_TOKENS)
         if len(sequence.tokens) >= self.context:
             return self._end(sequence, FinishReason.CONTEXT_FULL)
-        chosen = sequence.sampler.choose(logits)
+        try:
+            chosen = sequence.sampler.choose(logits)
+        except InputError as error:  # a grammar or a bias that leaves nothing: no concern of the others
+            return self._end(sequence, FinishReason.FAILED, error)
         if chosen.token in self.stop or chosen.token in request.stop_tokens:
             return self._end(sequence, FinishReason.STOP_TOKEN)
         sequence.add(chosen)
@@ -217,13 +227,13 @@ class Scheduler:
         elif len(sequence.tokens) + 1 == self.context:
             self._end(sequence, FinishReason.CONTEXT_FULL)
 
-    def _end(self, sequence: Running, reason: FinishReason) -> None:
+    def _end(self, sequence: Running, reason: FinishReason, error: InputError | None = None) -> None:
         """Free the place of a sequence; what it knows is kept for others."""
         for places in (self._reading, self._answering):
             if sequence in places:
                 places.remove(sequence)
         self._keep(sequence)
-        sequence.generation.finish(reason)
+        sequence.generation.finish(reason, error)
 
     def _keep(self, sequence: Running) -> None:
         """Remember a sequence as it is now, for prompts that begin so."""

@@ -95,6 +95,10 @@ def test_native_has_three_users():
     assert users("mosaic._native")
 
 
+def test_grammars_have_one_user():
+    assert users("llguidance") == {"runtime/grammar.py"}
+
+
 def test_tensor_names_live_in_architectures():
     for file, tree in SOURCES.items():
         if not file.startswith("format/architectures/"):

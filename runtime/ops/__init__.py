@@ -4,8 +4,8 @@
 experts, C convolution channels, h heads, d dims of a head. An implementation chooses the float type of activations and
 recurrent states.
 
-Activations [.., K] are [T, K] of one sequence or [B, T, K] of B; a step of decoding is [B, 1, K]. Each sequence gets what
-it would get alone (of `cpu`, to the bit), and weights are read once for all.
+Activations [.., K] are [T, K] of one sequence or [B, T, K] of B; a step of decoding is [B, 1, K]. Each sequence gets
+what it would get alone (of `cpu`, to the bit), and weights are read once for all.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

