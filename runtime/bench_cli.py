@@ -9,8 +9,7 @@ import typer
 
 from mosaic.format.catalog import read_catalog
 from mosaic.format.errors import InputError, run_program
-from mosaic.recipes import demo_model
-from mosaic.runtime.sizes import parse_size
+from mosaic.runtime import options
 
 if TYPE_CHECKING:
     from mosaic.runtime.bench import Measurement
@@ -19,14 +18,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 PROMPT, GENERATE = 512, 1 << 7  # tokens, as llama-bench has them; not the block of the format
 CEILING_SECONDS = 1.0
+REPLAYED = ("replay", "slots", "save_profile", "as_json")  # what --replay uses
 
 Figures = dict[str, float | int | str | None]
 
 
 @app.command()
 def command(
-    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Model directory; left out with --demo.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Use the embedded demo model instead of OUT.")] = False,
+    invocation: typer.Context,
+    out: options.Out = None,
+    demo: options.Demo = False,
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Instead of a model: replay a trace of mosaic-run.")
     ] = None,
@@ -45,22 +46,15 @@ def command(
         list[int] | None, typer.Option(min=1, metavar="TOKENS", help=f"Tokens made, {GENERATE}; may be repeated.")
     ] = None,
     repetitions: Annotated[int, typer.Option(min=1, help="How often every size is measured.")] = 3,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use; default: all cores."),
-    ] = None,
-    ops: Annotated[str, typer.Option(help="Who computes: cpu, or reference (slow, float64).")] = "cpu",
-    activations: Annotated[
-        str, typer.Option(help="What E4M3 weights are multiplied with: f32, or bf16 where the CPU can.")
-    ] = "f32",
-    ram: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory to take, as 8GiB; default: what is free, but for some head-room."),
-    ] = None,
-    kv: Annotated[str, typer.Option(help="How keys and values are kept: f32, bf16 or e4m3.")] = "bf16",
+    threads: options.Threads = None,
+    ops: options.OpsChoice = "cpu",
+    activations: options.ActivationsChoice = "f32",
+    ram: options.Ram = None,
+    kv: options.KV = "bf16",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all figures as one JSON object, in the last line.")
     ] = False,
+    version: options.Version = False,
 ) -> None:
     """Measure how fast OUT reads prompts (pp) and generates tokens (tg), in tokens per second.
 
@@ -85,6 +79,7 @@ def command(
         lonely = "--slots" if slots else "--save-profile"
         raise InputError(f"{lonely} needs a trace", found="no --replay", remedy="see mosaic-bench --help")
     if replay:
+        options.refuse_beside(invocation, "--replay", lambda name: name not in REPLAYED)
         from mosaic.runtime.bench_replay import add_to_profile, print_replay
 
         print_replay(replay, slots or [], as_json)
@@ -102,9 +97,9 @@ def command(
     count = threads or machine.cores()
     kv_format = option("kv", kv, KVFormat)
     chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), count)
-    folder = out or demo_model()
+    folder = options.model_folder(out)
     prompts, lengths = prompt or [PROMPT], generate or [GENERATE]
-    budget = None if ram is None else parse_size("--ram", ram)
+    budget = options.size("--ram", ram)
     needed = max(*prompts, SHORT_PROMPT + max(lengths))  # run_tests tells what is too much for the model
     context = min(needed, read_catalog(folder).spec.max_position_embeddings)
     loading = Loading(folder, kv_format, context=context, ram=budget)

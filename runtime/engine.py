@@ -31,6 +31,7 @@ from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
 from mosaic.runtime.ops.cpu import threads as ops_threads
 from mosaic.runtime.prefixes import StateCache
+from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.request import Generation, Request, Stats
 from mosaic.runtime.sampler import Chosen
 from mosaic.runtime.sampling import Sampling, generation_defaults, stop_tokens
@@ -95,12 +96,13 @@ class Engine:
         activations: str = "f32",
         threads: int | None = None,
         options: LoadOptions | None = None,
+        progress: Progress = silent,
     ) -> "Engine":
         """A model directory, made ready within `ram` (bytes, or as "8GiB"; by default what is free).
 
         `context`: most tokens of prompt and answer together; by default the model's, or what memory allows. `kv`: f32,
         bf16 or e4m3. `parallel`: sequences at a time. `state_budget`: memory for states that later prompts go on from.
-        InputError for whatever is not as it should be.
+        `progress` is told of bytes that are read. InputError for whatever is not as it should be.
         """
         folder = Path(folder).expanduser()
         if isinstance(ops, str):
@@ -114,7 +116,7 @@ class Engine:
             state_budget=_nbytes("state_budget", state_budget),
         )
         Tokenizer(folder)  # what is refused is refused before the weights are read, and what it takes is planned for
-        return cls(folder, loading, loading.load(ops, options or LoadOptions()))
+        return cls(folder, loading, loading.load(ops, options or LoadOptions(), progress))
 
     @property
     def model_name(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosaic.format.errors import InputError, run_program
-from mosaic.recipes import demo_model
+from mosaic.runtime import options
 
 if TYPE_CHECKING:
     from mosaic.format.evaluation import Evaluation, Perplexity
@@ -25,8 +25,8 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 @app.command()
 def command(
     text: Annotated[Path, typer.Option(metavar="FILE", help="The text, UTF-8; special tokens in it are recognised.")],
-    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Model directory; left out with --demo.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Use the embedded demo model instead of OUT.")] = False,
+    out: options.Out = None,
+    demo: options.Demo = False,
     against: Annotated[
         Path | None,
         typer.Option(metavar="CHECKPOINT|OTHER", help="The reference: a downloaded checkpoint, or a model directory."),
@@ -37,18 +37,14 @@ def command(
     tokens: Annotated[
         int | None, typer.Option(min=2, metavar="N", help="Use at most so many tokens of the text; default: all.")
     ] = None,
-    kv: Annotated[str, typer.Option(help="How keys and values are kept: f32, bf16 or e4m3.")] = "bf16",
-    ops: Annotated[str, typer.Option(help="Who computes: cpu, or reference (slow, float64).")] = "cpu",
-    activations: Annotated[
-        str, typer.Option(help="What E4M3 weights are multiplied with: f32, or bf16 where the CPU can.")
-    ] = "f32",
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use; default: all cores."),
-    ] = None,
+    kv: options.KV = "bf16",
+    ops: options.OpsChoice = "cpu",
+    activations: options.ActivationsChoice = "f32",
+    threads: options.Threads = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object, in the last line.")
     ] = False,
+    version: options.Version = False,
 ) -> None:
     """Perplexity of a text; with --against how far next-token distributions are from those of a reference.
 
@@ -63,13 +59,7 @@ def command(
 
     Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
     """
-    if demo == (out is not None):
-        raise InputError(
-            "what to evaluate is not clear",
-            found="OUT and --demo together" if demo else "neither OUT nor --demo",
-            expected="one of them",
-            remedy="see mosaic-eval --help",
-        )
+    options.one_model(out, demo, "mosaic-eval")
 
     from tqdm import tqdm
 
@@ -82,7 +72,7 @@ def command(
 
     kv_format = option("kv", kv, KVFormat)
     chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
-    weights = Weights(out or demo_model())
+    weights = Weights(options.model_folder(out))
     read_evaluations(weights.folder, weights.catalog.plan_digest)  # what cannot be added to is refused now
     this, tokenizer = evaluate.open_model(weights, chosen, kv_format), Tokenizer(weights.folder)
     reference = evaluate.open_reference(against, chosen, kv_format) if against else None

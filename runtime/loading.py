@@ -20,6 +20,7 @@ from mosaic.runtime.machine import total_memory
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.plan import MemoryPlan, Wishes, make_plan
+from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.sizes import format_size
 from mosaic.runtime.weights import Weights
 
@@ -88,8 +89,8 @@ class Loading:
         largest = max(self.weights.shards.values(), key=lambda shard: len(shard.buffer))
         return largest.file, max(slot_nbytes(self.places), LEAST_SPAN)
 
-    def load(self, ops: Ops, options: LoadOptions) -> Loaded:
-        """Read what is to stay in memory."""
+    def load(self, ops: Ops, options: LoadOptions, progress: Progress = silent) -> Loaded:
+        """Read what is to stay in memory. `progress` is told of bytes."""
         experts: ExpertStore
         slots = self.plan.slots  # what is refused is refused before anything is opened for writing
         wanted = self._wanted(options.warm) if options.warm else []
@@ -98,13 +99,13 @@ class Loading:
             writer = open_recording(options.record, self.places, self._folder.name)
         check: Callable[[], None] = _nothing
         if slots is None:
-            self.weights.populate()
+            self.weights.populate(progress)
             experts = MappedExperts(self.weights, self.places, check=options.check)
             check = ShardFiles(self._folder, self.weights.shards).check_all
         else:
-            self.weights.make_resident()
+            self.weights.make_resident(progress)
             experts = cached = CachedExperts(self.places, Arena(self.places, self._folder, slots, check=options.check))
-            cached.warm(wanted)
+            cached.warm(wanted, progress)
         if writer:
             weakref.finalize(experts, writer.close)
             experts = RecordedExperts(experts, writer)

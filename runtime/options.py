@@ -1,7 +1,10 @@
 """Options that several programs have: names, help and checks. Loads nothing heavy."""
 
+from collections.abc import Callable
+from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -9,6 +12,16 @@ from mosaic.format.errors import InputError
 from mosaic.recipes import demo_model
 from mosaic.runtime.sizes import parse_size
 
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mosaic {version('mosaic-moe')}")
+        raise typer.Exit
+
+
+Out = Annotated[Path | None, typer.Argument(metavar="OUT", help="Model directory; left out with --demo.")]
 Demo = Annotated[bool, typer.Option("--demo", help="Use the embedded demo model instead of OUT.")]
 Context = Annotated[
     int | None, typer.Option(help="Most tokens of prompt and answer; default: the model's, if memory allows.")
@@ -28,7 +41,7 @@ Ram = Annotated[
 ]
 StateBudget = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Memory for states that later prompts can go on from; default: of 2 to 16."),
+    typer.Option(metavar="SIZE", help="Memory for states that later prompts go on from; default: for 2 to 16 of them."),
 ]
 Warm = Annotated[Path | None, typer.Option(metavar="FILE", help="Routing profile: experts to read at the start.")]
 RecordRouting = Annotated[
@@ -36,6 +49,11 @@ RecordRouting = Annotated[
 ]
 Prefetch = Annotated[bool, typer.Option("--prefetch", help="Read experts that the next layer will probably choose.")]
 Check = Annotated[bool, typer.Option("--check", help="Compare the checksum of every expert that is read.")]
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+]
 
 
 def size(option: str, text: str | None) -> int | None:
@@ -52,6 +70,29 @@ def one_model(out: Path | None, demo: bool, program: str) -> None:
             expected="one of them",
             remedy=f"see {program} --help",
         )
+
+
+def choice(option: str, text: str | None, choices: type[Choice]) -> Choice | None:
+    """The choice that an option's text names, if there is one; InputError if it is none of them."""
+    try:
+        return None if text is None else choices(text)
+    except ValueError as error:
+        expected, remedy = ", ".join(choices), "choose one of them"
+        raise InputError(f"no such {option}", found=text, expected=expected, remedy=remedy) from error
+
+
+def refuse_beside(invocation: typer.Context, mode: str, ignored: Callable[[str], bool]) -> None:
+    """InputError for what was typed beside the option `mode` and would be ignored: names of parameters."""
+    for parameter in invocation.command.params:
+        source = invocation.get_parameter_source(parameter.name or "")
+        if source and source.name == "COMMANDLINE" and ignored(parameter.name or ""):
+            option = parameter.opts[0] if parameter.param_type_name == "option" else parameter.human_readable_name
+            raise InputError(
+                f"{option} means nothing with {mode}",
+                found="both of them",
+                expected="one",
+                remedy=f"leave {option} out",
+            )
 
 
 def model_folder(out: Path | None) -> Path:

@@ -3,7 +3,7 @@
 import itertools
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ def resident_nbytes(infos: Mapping[str, TensorInfo]) -> int:
     return sum(map(_room, infos.values()))
 
 
-def read_tensors(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
-    """The tensors by their names, in one piece of memory in huge pages."""
+def read_tensors(infos: Mapping[str, TensorInfo], told: Callable[[int], object]) -> dict[str, Tensor]:
+    """The tensors by their names, in one piece of memory in huge pages. `told` of the bytes of each read."""
     memory, used, buffer, tensors = aligned(resident_nbytes(infos)), 0, Memory(), {}
     places = sorted(infos.items(), key=lambda item: (item[1].file, item[1].offset))
     for file, group in itertools.groupby(places, key=lambda item: item[1].file):
@@ -47,6 +47,7 @@ def read_tensors(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
                     if len(part) < count:
                         raise changed(info.file)
                     memory[used + first : used + first + count] = part
+                    told(count)
                 tensors[name] = tensor_at(memory, info.dtype, info.shape, used)
                 used += _room(info)
         finally:

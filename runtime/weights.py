@@ -19,6 +19,7 @@ from mosaic.format.spec import ModelSpec
 from mosaic.format.tensors import Part, Role, TensorSpec
 from mosaic.runtime.machine import free_memory
 from mosaic.runtime.mapped_shard import MappedShard
+from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.resident import TORCH, FileRows, read_tensors, rows_of, tensor_at
 
 # Views are read-only because their pages are; torch has no word for that and warns once.
@@ -116,11 +117,13 @@ class Weights:
         self.populated = False
         self._resident: dict[str, Tensor] = {}
 
-    def populate(self) -> None:
+    def populate(self, progress: Progress = silent) -> None:
         """Read everything that is mapped, if it fits the free memory."""
         if self.nbytes < free_memory():
+            told = progress("reading weights", self.nbytes)
             for shard in self.shards.values():
                 shard.populate()
+                told(len(shard.buffer))
             self.populated = True
 
     def _check(self, tensor: TensorSpec) -> None:
@@ -212,12 +215,14 @@ class Weights:
                 infos |= {name: self._infos[name] for name in names if name in self._infos}
         return infos
 
-    def make_resident(self) -> None:
+    def make_resident(self, progress: Progress = silent) -> None:
         """Copy `dense` into memory of its own.
 
         For models that do not fit: the reading of experts would push mapped pages out. Before tensors are asked for.
         """
-        self._resident = read_tensors(self.dense())
+        dense = self.dense()
+        told = progress("reading dense weights", sum(info.nbytes for info in dense.values()))
+        self._resident = read_tensors(dense, told)
 
     def _view(self, name: str) -> Tensor:
         if name in self._resident:

@@ -16,6 +16,7 @@ from mosaic.runtime.experts.arena import Arena, Key
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.slots import HALF_LIFE
 from mosaic.runtime.experts.traffic import Traffic
+from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.weights import Expert
 
 MOST_OF_A_LAYER = 0.5  # a prompt that uses so much of one layer will use as much of the next
@@ -38,14 +39,17 @@ class CachedExperts:
         """See ExpertStore."""
         return replace(self._traffic, disk_bytes=self._arena.nbytes_read, disk_seconds=self._arena.read_seconds)
 
-    def warm(self, keys: Sequence[Key]) -> None:
+    def warm(self, keys: Sequence[Key], progress: Progress = silent) -> None:
         """Read experts before anyone asks for them, the most valuable first, as many as there are slots for."""
         self._enter()
         for key in keys:
             if not self._arena.begin(key):
                 break
+        told = progress("reading experts", sum(self._places[key].nbytes for key in self._arena.flying))
         while self._arena.flying:
+            before = self._arena.nbytes_read
             self._let_land(self._arena.flying, wait=True)
+            told(self._arena.nbytes_read - before)
         self._sound = True
 
     def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:

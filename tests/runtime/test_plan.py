@@ -219,7 +219,7 @@ def test_speeds_without_a_folder_to_keep_them_in(measured, tmp_path):
         ("3.5 gib", 7 << 29),
         ("800MB", 800_000_000),
         ("1G", 1 << 30),
-        ("4096", 4096),
+        ("4096B", 4096),
         (" 2 TiB ", 2 << 40),
     ],
 )
@@ -231,6 +231,14 @@ def test_sizes(text, nbytes):
 def test_what_is_no_size(text):
     with pytest.raises(InputError, match="--ram is no size"):
         parse_size("--ram", text)
+
+
+@pytest.mark.parametrize(("text", "advised"), [("8", "8GiB"), (" 3.5 ", "3.5GiB"), ("5000000000", "5000000000B")])
+def test_a_size_needs_its_unit(text, advised):
+    """8 bytes of memory are nobody's wish."""
+    with pytest.raises(InputError, match=f"write {advised}$"):
+        parse_size("--ram", text)
+    parse_size("--ram", advised)
 
 
 def test_sizes_are_written_so_that_they_can_be_read():

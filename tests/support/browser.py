@@ -59,13 +59,14 @@ def converse(page: "Page", exported: Path, seconds: float = 60) -> None:
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Max tokens").fill("24")
     page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Thinking").select_option("off")
     page.get_by_role("button", name="Done").click()
     for question in ("Tell me about Ruth 1.", "And then?"):
         ask(page, question)
         answered(page, seconds)
     status = page.locator(".answer .status").last
-    assert re.search(r"^\d+ prompt tokens.* · first token after .* · \d+ tokens?", status.inner_text())
-    answers = page.locator(".answer .markdown")
+    assert re.search(r"^[\d,]+ prompt tokens?.* · first token after .* · \d+ tokens?", status.inner_text())
+    answers = page.locator(".answer > .markdown")
     first = answers.first.inner_text()
     assert first.strip()
 

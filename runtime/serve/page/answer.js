@@ -26,7 +26,7 @@ function read({ choices, usage }, message, clock, changed) {
   }
   const [choice] = choices ?? [];
   if (!choice) return;
-  const { content, reasoning_content: reasoning } = choice.delta;
+  const { content, reasoning_content: reasoning } = choice.delta ?? {};
   if (content || reasoning) {
     clock.tick(Boolean(content));
     message.content += content ?? "";
@@ -50,7 +50,7 @@ class Clock {
     if (content) this.told ??= now;
   }
 
-  /** `first`: until the first token; `thought`: from then to the first word of the answer; `writing`: to the last one. */
+  /** `first`: to the first token; from it `thought`: to the first word of the answer; `writing`: to the last token. */
   fill(figures) {
     if (this.first === undefined) return;
     figures.first = this.first;

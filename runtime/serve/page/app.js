@@ -117,9 +117,10 @@ async function clear() {
   focusPrompt();
 }
 
+/** As a file, which /load of mosaic-run reads too. */
 function save() {
-  const { system, parameters } = settings;
-  const content = { model, settings: parameters, messages: conversation.history(system) };
+  const { system, values } = settings;
+  const content = { version: 1, model, messages: conversation.history(system), settings: values };
   const file = new Blob([JSON.stringify(content, null, 2), "\n"], { type: "application/json" });
   const link = make("a", { href: URL.createObjectURL(file), download: "conversation.json" });
   link.click();

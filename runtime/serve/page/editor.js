@@ -2,9 +2,9 @@
 
 import { button, make } from "./dom.js";
 
-/** Enter alone. While an input method composes a character, Enter belongs to it. */
-export function isEnter({ key, shiftKey, isComposing }) {
-  return key === "Enter" && !shiftKey && !isComposing;
+/** Enter alone. While an input method composes a character, Enter belongs to it; Safari tells by the code 229 only. */
+export function isEnter({ key, shiftKey, isComposing, keyCode }) {
+  return key === "Enter" && !shiftKey && !isComposing && keyCode !== 229;
 }
 
 /** Make a field as high as its text (up to what the style sheet allows). */

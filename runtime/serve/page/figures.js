@@ -23,6 +23,11 @@ export function seconds(value) {
   return `${value.toFixed(value < 10 ? 1 : 0)} s`;
 }
 
+/** For what is still running. */
+export function whole(value) {
+  return `${Math.max(0, Math.floor(value))} s`;
+}
+
 function count(value, noun) {
   return `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 }

@@ -4,12 +4,17 @@ import { make } from "./dom.js";
 
 const DEEPEST = 16; // emphasis that may wait for its end at a time: a bound on work and on nesting
 
+const LABEL = String.raw`\[(?<label>(?:\\.|[^\[\]\\]|\[[^\[\]]*\])+)\]`;
+const TARGET = String.raw`<?(?<target>https?:\/\/(?:[^\s<>()]|\([^\s<>()]*\))+)>?(?:\s+"[^"]*")?`;
+// A bare address ends before punctuation, and holds parentheses only in pairs.
+const PAIR = "\\([^\\s<>\"`()]*\\)";
+const ADDRESS = `https?://(?:[^\\s<>"\`()]|${PAIR})*(?:[^\\s<>"\`().,:;!?*_~'\\[\\]、。，；：！？）」]|${PAIR})`;
+
 const PATTERNS = [
   String.raw`(?<escape>\\[\\*_#~|<>+.!\-${"`"}])`, // not brackets: \( and \[ begin formulas, which stay as written
   "(?<!`)(?<ticks>`+)(?!`)(?<code>.+?)(?<!`)\\k<ticks>(?!`)",
-  String.raw`!?\[(?<label>(?:\\.|[^\[\]\\]|\[[^\[\]]*\])+)\]\(\s*<?(?<target>https?:\/\/(?:[^\s<>()]|\([^\s<>()]*\))+)>?(?:\s+"[^"]*")?\s*\)`,
-  // A bare address ends before punctuation, and holds parentheses only in pairs.
-  "(?<!\\w)(?<url>https?://(?:[^\\s<>\"`()]|\\([^\\s<>\"`()]*\\))*(?:[^\\s<>\"`().,:;!?*_~'\\[\\]、。，；：！？）」]|\\([^\\s<>\"`()]*\\)))",
+  String.raw`!?${LABEL}\(\s*${TARGET}\s*\)`, // a picture is a link too: nothing is loaded from elsewhere
+  `(?<!\\w)(?<url>${ADDRESS})`,
   String.raw`(?<run>\*+|_+)`,
 ];
 const TOKEN = new RegExp(PATTERNS.join("|"), "gsu");
@@ -39,7 +44,7 @@ function unpadded(code) {
 }
 
 function link(href, content) {
-  return make("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" }, content);
+  return make("a", { href, target: "_blank", rel: "noopener noreferrer" }, content);
 }
 
 /** A run of stars or underscores, and what it may be. Underscores within a word are part of the word. */

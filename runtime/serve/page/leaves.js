@@ -28,7 +28,8 @@ export class Paragraph {
 
   /** Whether a table begins here: this is its head, and the line says so. */
   isHead(line) {
-    return /^[^\n]{0,1000}$/.test(this.text) && this.text.includes("|") && line.length < PIECE && DELIMITER_ROW.test(line);
+    const one = this.text.length < PIECE && this.text.includes("|") && !this.text.includes("\n");
+    return one && line.length < PIECE && DELIMITER_ROW.test(line);
   }
 
   #with(line) {
@@ -67,7 +68,7 @@ export class Heading {
   }
 
   add(line) {
-    this.node.replaceChildren(inline(line.trim().replace(/^#+\s*|\s+#+$/g, "")));
+    this.node.replaceChildren(inline(line.trim().replace(/^#+\s*|(?<!\s)\s+#+$/g, "")));
   }
 
   preview(line) {

@@ -1,17 +1,18 @@
-// Markdown as it arrives, into a page: a safe subset, built of nodes. Lines that are complete are never looked at again.
+// Markdown as it arrives, into a page: a safe subset, built of nodes. Complete lines are never looked at again.
 // Of the line that is still being written a preview is shown, unless it is too short to tell what it will be.
 
 import { make } from "./dom.js";
 import { Fence, Heading, Paragraph, Rule, Table } from "./leaves.js";
 
 const DEEPEST = 8; // lists and quotes within each other
+const LONGEST = 1000; // characters of a heading; it is drawn as a whole with every word
 
 const FENCE = /^(\s*)(`{3,}(?=[^`]*$)|~{3,})(.*)$/;
 const RULE = /^\s*([-*_])(?:\s*\1){2,}\s*$/;
 const HEADING = /^\s*(#{1,6})\s+\S/;
 const QUOTE = /^\s*> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:(\s+)(?=\S)|\s*$)/;
-const UNDECIDED = /^\s*(?:[-*+_|:>\s]*|#{1,6}|`+|~+|\d{1,9}[.)]?)\s*$/;
+const UNDECIDED = /^(?:[-*+_|:>\s]*|#{1,6}|`+|~+|\d{1,9}[.)]?)$/;
 
 /** Markdown that is written into an element. */
 export class Markdown {
@@ -52,7 +53,7 @@ class Blocks {
   }
 
   preview(line) {
-    if (!UNDECIDED.test(line)) this.#blockOf(line).preview(line);
+    if (!UNDECIDED.test(line.trim())) this.#blockOf(line).preview(line);
   }
 
   /** Whether a line without the marks of this container is still text of the paragraph in it. */
@@ -74,7 +75,7 @@ class Blocks {
 
   #blockOf(line) {
     const goesOn = this.open && takes(this.open, line);
-    const { key, make: build } = this.depth < DEEPEST ? beginning(line) : PARAGRAPH;
+    const { key, build } = this.depth < DEEPEST ? beginning(line) : PARAGRAPH;
     if (!goesOn && this.draft?.key === key) return this.draft;
     this.draft?.node.remove();
     this.draft = null;
@@ -111,26 +112,26 @@ function isText(line) {
   return key === "p" || (key.startsWith("ol") && key !== "ol1");
 }
 
-const PARAGRAPH = { key: "p", make: () => new Paragraph() };
+const PARAGRAPH = { key: "p", build: () => new Paragraph() };
 
 /** What begins with a line. `key`: the same as long as a longer line means the same block. */
 function beginning(line) {
   let found;
   if ((found = FENCE.exec(line))) {
     const [, indent, mark, info] = found;
-    return { key: line, make: () => new Fence(width(indent), mark, info.trim().split(/[\s{,]/)[0]) };
+    return { key: line, build: () => new Fence(width(indent), mark, info.trim().split(/[\s{,]/)[0]) };
   }
-  if (RULE.test(line)) return { key: "hr", make: () => new Rule() };
-  if ((found = HEADING.exec(line))) {
+  if (RULE.test(line)) return { key: "hr", build: () => new Rule() };
+  if (line.length < LONGEST && (found = HEADING.exec(line))) {
     const level = found[1].length;
-    return { key: `h${level}`, make: () => new Heading(level) };
+    return { key: `h${level}`, build: () => new Heading(level) };
   }
-  if (QUOTE.test(line)) return { key: "quote", make: (depth) => new Quote(depth) };
+  if (QUOTE.test(line)) return { key: "quote", build: (depth) => new Quote(depth) };
   if ((found = ITEM.exec(line))) {
     const [, indent, mark] = found;
     const start = mark.length > 1 ? parseInt(mark, 10) : null;
     const key = start === null ? `ul${mark}` : `ol${start}`;
-    return { key, make: (depth) => new List(depth, width(indent), mark.at(-1), start) };
+    return { key, build: (depth) => new List(depth, width(indent), mark.at(-1), start) };
   }
   return PARAGRAPH;
 }

@@ -18,15 +18,20 @@ export class Settings {
     return this.form.elements.system.value.trim().toWellFormed();
   }
 
-  /** For the body of a request: what is set and valid. */
-  get parameters() {
-    const parameters = {};
-    for (const field of this.form.querySelectorAll("input[type=number]")) {
-      if (field.value && field.validity.valid) parameters[field.name] = field.valueAsNumber;
-    }
+  /** What is set and valid, beside the system prompt: numbers, and "on" or "off" for thinking. */
+  get values() {
     const thinking = this.form.elements.thinking.value;
-    if (thinking) parameters.chat_template_kwargs = { enable_thinking: thinking === "on" };
-    return parameters;
+    const values = thinking ? { thinking } : {};
+    for (const field of this.form.querySelectorAll("input[type=number]")) {
+      if (field.value && field.validity.valid) values[field.name] = field.valueAsNumber;
+    }
+    return values;
+  }
+
+  /** The same for the body of a request. */
+  get parameters() {
+    const { thinking, ...numbers } = this.values;
+    return thinking ? { ...numbers, chat_template_kwargs: { enable_thinking: thinking === "on" } } : numbers;
   }
 
   #keep() {

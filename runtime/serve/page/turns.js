@@ -2,7 +2,7 @@
 
 import { button, copyButton, make } from "./dom.js";
 import { editor } from "./editor.js";
-import { seconds, summary } from "./figures.js";
+import { seconds, summary, whole } from "./figures.js";
 import { Markdown } from "./markdown.js";
 import { follow } from "./scroll.js";
 
@@ -86,14 +86,15 @@ export class AnswerTurn {
   /** How far it is. */
   #tell() {
     const { end, content, figures } = this.message;
-    const passed = `${Math.floor((performance.now() - this.begun) / 1000)} s`;
+    const passed = (performance.now() - this.begun) / 1000;
     const thinks = end === null && !content;
     if (this.thinking) {
       this.thinking.classList.toggle("going", thinks);
-      this.thinking.textContent = thinks ? `Thinking… ${passed}` : `Thought for ${seconds(figures.thought)}`;
+      const since = whole(passed - figures.first);
+      this.thinking.textContent = thinks ? `Thinking… ${since}` : `Thought for ${seconds(figures.thought)}`;
     }
     if (end !== null) this.status.textContent = summary(this.message);
-    else if (figures.first === undefined) this.status.textContent = `Reading the prompt… ${passed}`;
+    else if (figures.first === undefined) this.status.textContent = `Reading the prompt… ${whole(passed)}`;
     else this.status.textContent = this.thinking && thinks ? "" : "Writing…";
   }
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mosaic.runtime import live
-from mosaic.runtime.live import LiveLine
+from mosaic.runtime.terminal import live
+from mosaic.runtime.terminal.live import LiveLine
 
 
 @pytest.fixture

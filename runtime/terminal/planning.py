@@ -1,0 +1,36 @@
+"""mosaic-run --plan: where the memory of a run would go, and the speed to expect. Loads no weights."""
+
+import json
+from pathlib import Path
+
+
+def show_plan(
+    folder: Path,
+    kv: str,
+    *,
+    context: int | None,
+    ram: int | None,
+    state_budget: int | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Print the plan. Sizes in bytes. InputError if there is none."""
+    from mosaic.runtime import engine  # noqa: F401 - as much of the program as a run has in memory
+    from mosaic.runtime.kv import KVFormat
+    from mosaic.runtime.loading import Loading
+    from mosaic.runtime.machine import cores
+    from mosaic.runtime.ops.choice import OpsName, make_ops, option
+    from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
+    from mosaic.runtime.speeds import speeds
+    from mosaic.runtime.tokenizer import Tokenizer
+
+    loading = Loading(folder, option("kv", kv, KVFormat), context=context, ram=ram, state_budget=state_budget)
+    needed = Tokenizer(folder), make_ops(OpsName.CPU, threads=threads)  # they take memory that is planned for
+    found = speeds(*loading.spans, threads or cores())
+    dense = sum(info.nbytes for info in loading.weights.dense().values())
+    expected = expectations(loading.plan, loading.places, len(loading.weights.spec.layers), dense, found)
+    if as_json:
+        print(json.dumps(plan_dict(loading.plan, expected, found)))
+    else:
+        print(*plan_lines(loading.plan, expected, found), sep="\n")
+    del needed
