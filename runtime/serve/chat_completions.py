@@ -43,10 +43,10 @@ async def chat_completions(service: Service, body: object, tally: Tally) -> Json
 def _choices(engine: "Engine", asked: ChatRequest) -> list[Choice]:
     """The generations that a request amounts to."""
     tools = asked.offered or None
-    if tools and engine.template.tool_format is None:
-        raise ApiError(400, "tools: this model's chat template knows none", param="tools")
+    messages = [message.as_dict() for message in asked.messages]
     try:
-        messages = [message.as_dict() for message in asked.messages]
+        if tools and engine.template.tool_format is None:
+            raise ApiError(400, "tools: this model's chat template knows none", param="tools")
         prompt = engine.dialogue.prompt(messages, tools, asked.thinking, **asked.variables)
     except InputError as error:
         raise refused(error, "messages") from error

@@ -46,11 +46,11 @@ def run(
     service = Service(worker, names, limits)
     server = Server(make_app(service, keys=keys, origins=origins), service, grace)
     server.run(sockets=[listening])
-    stopped = worker.stop(LAST_WORDS)
+    stopped = worker.state is not State.LOADING and worker.stop(LAST_WORDS)
     if worker.refusal:
         raise worker.refusal
     if worker.state is State.FAILED:
         sys.exit(1)
-    if not stopped:  # it is loading, or in a long step: there is nothing that it could leave undone
+    if not stopped:  # it is loading, or in a long step: there is nothing to be lost
         sys.stdout.flush()
         os._exit(0)

@@ -29,7 +29,7 @@ REFUSED = {
 class Asked(BaseModel):
     """A part of a request."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, populate_by_name=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 #: null is the same as absent.

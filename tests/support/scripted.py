@@ -56,13 +56,20 @@ class ScriptedEngine:
         write_tokenizer(folder, 264)
         (folder / "chat_template.jinja").write_text(template)
         self.tokenizer = Tokenizer(folder)
-        self.template = ChatTemplate(folder)
-        self.dialogue = Dialogue(self.tokenizer, self.template)
+        self._folder = folder
         self.defaults = Sampling(temperature=0.0)
         self.stop = frozenset({IM_END, END_OF_TEXT})
         self.context = context
         self.num_tokens = self.tokenizer.num_tokens
         self.scheduler = ScriptedScheduler(self.stop, places, context)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate(self._folder)
+
+    @cached_property
+    def dialogue(self) -> Dialogue:
+        return Dialogue(self.tokenizer, self.template)
 
     @cached_property
     def grammars(self) -> Grammars:

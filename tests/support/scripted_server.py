@@ -37,6 +37,7 @@ def load() -> ScriptedEngine:
     if how == "refused":
         raise InputError("no such model", remedy="take another")
     if how == "never":
+        print("loading", flush=True)
         threading.Event().wait()
     assert how == "well"
     engine = ScriptedEngine(Path(sys.argv[1]))

@@ -2,9 +2,12 @@
 
 import json
 
+import httpx
 import pytest
 
-from support.scripted import says
+from support.scripted import ScriptedEngine, says
+from support.serving import serving
+from support.tiny_tokenizer import CHAT_TEMPLATE
 
 TOOL = {
     "type": "function",
@@ -290,3 +293,20 @@ def test_models_have_names(ask):
     assert status == 404
     assert body["error"]["code"] == "model_not_found"
     assert body["error"]["param"] == "model"
+
+
+def test_a_model_without_tools_and_one_without_a_template(tmp_path):
+    engine = ScriptedEngine(tmp_path, template=CHAT_TEMPLATE)
+    with serving(lambda: engine) as server:
+        path = f"{server.url}/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        assert httpx.post(path, json=body).status_code == 200
+        answer = httpx.post(path, json={**body, "tools": [TOOL]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "tools"
+        for name in ("chat_template.jinja", "tokenizer_config.json"):
+            (tmp_path / name).unlink()
+        del engine.template, engine.dialogue
+        answer = httpx.post(path, json=body)
+        assert answer.status_code == 400
+        assert "no chat template" in answer.json()["error"]["message"]
