@@ -30,7 +30,7 @@ def command(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8080,
     parallel: Annotated[int, typer.Option(min=1, max=64, help="Sequences in work at a time; each has --context.")] = 1,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beyond these.")] = 64,
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Longest body of a request.")] = "8MiB",
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Longest body of a request.")] = "4MiB",
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds for a client to send its request, or to take any of its answer.")
     ] = 60.0,

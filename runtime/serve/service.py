@@ -23,7 +23,7 @@ class Limits:
 
     parallel: int = 1
     max_queue: int = 64
-    max_body: int = 8 << 20  # bytes
+    max_body: int = 4 << 20  # bytes
     timeout: float = 60.0  # seconds for a client to send its request, or to take anything of its answer
     keep_alive: float = 10.0  # seconds without a token after which a stream shows that it lives
 
