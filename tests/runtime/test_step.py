@@ -13,11 +13,11 @@ from mosaic.runtime.experts.mapped import MappedExperts
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.recorded import RecordedExperts, open_recording
 from mosaic.runtime.experts.trace import read_trace
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.cpu import Activations, CpuOps
 from mosaic.runtime.ops.profiled import ProfiledOps
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 from support.models import convert_folder
 from support.tiny import Tiny, write_checkpoint
