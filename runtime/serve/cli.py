@@ -28,7 +28,7 @@ def command(
     demo: options.Demo = False,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0: all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8080,
-    parallel: Annotated[int, typer.Option(min=1, max=64, help="Sequences in work at a time; each has --context.")] = 1,
+    parallel: Annotated[int, typer.Option(min=1, max=64, help="Sequences in work at a time; each has --context.")] = 2,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beyond these.")] = 64,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="Longest body of a request.")] = "4MiB",
     timeout: Annotated[
@@ -82,16 +82,17 @@ def command(
     from mosaic.runtime.loading import LoadOptions
     from mosaic.runtime.serve.service import Limits
 
+    memory, states = options.size("--ram", ram), options.size("--state-budget", state_budget)
     folder = options.model_folder(out)
 
     def load() -> Engine:
         return Engine.load(
             folder,
-            ram=ram,
+            ram=memory,
             context=context,
             kv=kv,
             parallel=parallel,
-            state_budget=state_budget,
+            state_budget=states,
             ops=ops,
             activations=activations,
             threads=threads,
@@ -100,7 +101,7 @@ def command(
 
     run(
         load,
-        (*(alias or ()), folder.resolve().name),
+        (*(alias or ()), "demo" if demo else folder.resolve().name),
         host=host,
         port=port,
         limits=Limits(parallel, max_queue, longest, timeout),
