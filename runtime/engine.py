@@ -30,6 +30,7 @@ from mosaic.runtime.loading import Loaded, Loading, LoadOptions
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
 from mosaic.runtime.ops.cpu import threads as ops_threads
+from mosaic.runtime.plan import LEAST_KEPT
 from mosaic.runtime.prefixes import StateCache
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.request import Generation, Request, Stats
@@ -245,9 +246,11 @@ class Engine:
     def save_session(self, file: str | Path, document: Mapping[str, Any] | None = None) -> None:
         """Write what is remembered of prompts and answers, so that another process can go on from there.
 
-        `document`: anything JSON that belongs to it, the messages for one.
+        That is the states used last, where a prompt's last message ends and where its answer does, not all that are
+        kept. `document`: anything JSON that belongs to it, the messages for one.
         """
-        session_file.save(Path(file), self._identity, self.scheduler.cache.items(), dict(document or {}))
+        states = self.scheduler.cache.items()[-LEAST_KEPT:]
+        session_file.save(Path(file), self._identity, states, dict(document or {}))
 
     def load_session(self, file: str | Path) -> dict[str, Any]:
         """Remember what `save_session` wrote; its document. InputError if it is of another model, or damaged."""
