@@ -75,26 +75,30 @@ class Terminal:
         """What was printed up to a match at the end of it, without escape sequences."""
         seen, end = b"", time.monotonic() + PATIENCE
         while not re.search(pattern, plain(seen.decode(errors="replace"))):
-            ready, _, _ = select.select([self.master], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"waited for {pattern!r}, saw {seen!r}"
-            data = self._read()
-            assert data, f"ended before {pattern!r}, saw {seen!r}"
+            data = self._read(end)
+            assert data, f"ended, or waited too long, before {pattern!r}; saw {seen!r}"
             seen += data
         return plain(seen.decode(errors="replace"))
 
     def end(self) -> int:
         """Read to the end of the process; its exit code."""
-        while self._read():
+        end = time.monotonic() + PATIENCE
+        while self._read(end):
             pass
-        return self.process.wait(PATIENCE)
+        return self.process.wait(1)
 
-    def _read(self) -> bytes:
-        """What there is; nothing once the process is gone. Answers where the cursor is, as a terminal does."""
+    def _read(self, end: float) -> bytes:
+        """What there is; nothing once the process is gone or it is too late.
+
+        Answers where the cursor is, as a terminal does: in the last line, so that nothing is drawn below.
+        """
+        if not select.select([self.master], [], [], max(0.0, end - time.monotonic()))[0]:
+            return b""
         try:
             data = os.read(self.master, 4096)
         except OSError:
-            data = b""
+            return b""
         if WHERE_IS_THE_CURSOR in data:
-            os.write(self.master, b"\x1b[%d;1R" % ROWS)  # the last line, so that nothing is drawn below
+            os.write(self.master, b"\x1b[%d;1R" % ROWS)
         self.sent += data
         return data

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mosaic.runtime.tokenizer import Tokenizer
-from support.mosaic_run import PROMPT, run
+from support.mosaic_run import PROMPT, REASONED, run
 
 GREEDY = ("--temperature", 0, "--max-tokens", 12)
 
@@ -68,13 +68,13 @@ def test_raw_continues_the_text_itself(here, demo):
     assert found["usage"]["prompt_tokens"] == len(Tokenizer(demo).encode(PROMPT))
 
 
-def test_reasoning_is_apart_and_not_in_a_pipe_unless_asked_for(here, demo):
-    options = (PROMPT, "--think", *GREEDY)
-    found = json.loads(here(demo, *options, "--json").stdout)
-    thought, said = found["reasoning_content"], found["content"]
-    assert thought
-    assert here(demo, *options).stdout == f"{said}\n"
-    assert here(demo, *options, "--show-thinking").stdout == f"<think>\n{thought}\n</think>\n\n{said}\n"
+def test_reasoning_is_apart_and_not_in_a_pipe_unless_asked_for(here, tiny):
+    found = json.loads(here(tiny, "x", *REASONED, "--json").stdout)
+    assert (found["reasoning_content"], found["content"]) == ("A", "AAAA")
+    assert here(tiny, "x", *REASONED).stdout == "AAAA\n"
+    assert here(tiny, "x", *REASONED, "--show-thinking").stdout == "<think>\nA\n</think>\n\nAAAA\n"
+    found = json.loads(here(tiny, "x", *REASONED, "--json", "--no-think").stdout)
+    assert found["reasoning_content"] is None
 
 
 def test_a_system_message_is_part_of_the_prompt(here, demo):

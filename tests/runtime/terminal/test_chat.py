@@ -6,6 +6,7 @@ import stat
 
 import pytest
 
+from support.mosaic_run import REASONED
 from support.pseudo_terminal import Terminal, plain
 
 GREEDY = ("--temperature", 0, "--max-tokens", 6)
@@ -17,10 +18,10 @@ PASTE = "\x1b[200~{}\x1b[201~"
 
 @pytest.fixture
 def chat(demo, tmp_path):
-    """Starts a chat with the demo, which keeps its history in `tmp_path`."""
+    """Starts a chat, which keeps its history in `tmp_path`."""
 
-    def start(*options: object, **settings) -> Terminal:
-        terminal = Terminal(demo, *options, XDG_STATE_HOME=str(tmp_path), **settings)
+    def start(*options: object, model=demo, **settings) -> Terminal:
+        terminal = Terminal(model, *options, XDG_STATE_HOME=str(tmp_path), **settings)
         terminal.read_until(READY)
         return terminal
 
@@ -47,7 +48,7 @@ def test_a_chat_from_greeting_to_end(chat, tmp_path):
         terminal.type(f"/save {saved}\r")
         terminal.read_until(r"2 messages saved.*\s+>\s*$")
         terminal.type("/hepl\r")
-        assert "did you mean /help?" in terminal.read_until(READY + "|/help.*\\s+>\s*$")
+        assert "did you mean /help?" in terminal.read_until(r"/help\s+>\s*$")
         terminal.type("And then?\r")
         third = terminal.read_until(DONE)
         assert re.search(r"\([1-9]\d* reused\)", third)
@@ -77,8 +78,8 @@ def test_pasted_and_typed_lines_are_one_message(chat, tmp_path):
         terminal.type("half a line\x03")
         terminal.read_until(r"half a line\s+>\s*$")
         terminal.type(f"/sav\t {saved}\r")
-        terminal.read_until(r"saved in")
-        terminal.type("\r/exit\r")
+        terminal.read_until(r"saved in.*\s+>\s*$")
+        terminal.type("/exit\r")
         assert terminal.end() == 0
     assert turns(saved)[0] == ("user", "first\nsecond\n/third\nfourth\nfifth \u4e2d\U0001f600")
 
@@ -96,7 +97,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_came(chat, tmp_path):
         terminal.type("Go on.\r")
         after = terminal.read_until(DONE)
         terminal.type(f"/save {saved}\r")
-        terminal.read_until(r"4 messages saved")
+        terminal.read_until(r"4 messages saved.*\s+>\s*$")
         terminal.type("\x04")
         assert terminal.end() == 0
     assert [role for role, _ in turns(saved)] == ["user", "assistant", "user", "assistant"]
@@ -108,12 +109,11 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_came(chat, tmp_path):
     assert prompt > reused
 
 
-def test_a_dumb_terminal_will_do(chat, tmp_path):
+def test_a_dumb_terminal_will_do(chat, tiny, tmp_path):
     saved = tmp_path / "talk.json"
-    with chat(*GREEDY, "--think", "--stats", "json", term="dumb", errors=True) as terminal:
+    with chat(*REASONED, "--stats", "json", model=tiny, term="dumb", errors=True) as terminal:
         terminal.type("one\\\rtwo\r")
-        shown = terminal.read_until(r"</think>\s+>\s*$")
-        assert "<think>" in shown
+        assert "<think>\nA\n</think>\n\nAAAA\n" in terminal.read_until(READY)
         terminal.type("never said\x03")
         terminal.read_until(READY)
         terminal.type(f"   \r/save {saved}\r")
@@ -136,7 +136,7 @@ def test_utf8_that_is_split_over_reads(chat, tmp_path):
         terminal.type("\r")
         terminal.read_until(DONE)
         terminal.type(f"/save {saved}\r")
-        terminal.read_until("saved in")
+        terminal.read_until(r"saved in.*\s+>\s*$")
         terminal.type("\x04")
         assert terminal.end() == 0
     assert turns(saved)[0] == ("user", text)
