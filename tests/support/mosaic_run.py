@@ -9,7 +9,7 @@ from support.tiny_tokenizer import END_THINK
 
 PROGRAM = str(Path(sys.executable).with_name("mosaic-run"))
 PROMPT = "Tell me about the sea."
-#: Has the tiny model think A, then say AAAA: A is likeliest, but for once after it was said, and then the end of thought.
+#: Has the tiny model think A, then say AAAA: A is likeliest, but for once after it came, when the end of thought is.
 REASONED = ("--temperature", 0, "--max-tokens", 6, "--presence-penalty", 60,
             "--logit-bias", f"{ord('A')}=90", "--logit-bias", f"{END_THINK}=60")  # fmt: skip
 PATIENCE = 30.0  # seconds for what takes two on an idle core
