@@ -22,8 +22,8 @@ demo: setup
 test: (setup "[test]") lint
     {{ bin }}/python -m pytest
 
-# The tests that take minutes: whole perplexities, the wheel in a fresh environment.
-test-slow: (setup "[test]")
+# The tests that take minutes: whole perplexities, the wheel in a fresh environment, lm-eval over the server.
+test-slow: (setup "[test,slow-test]")
     {{ bin }}/python -m pytest -m slow
 
 # Style and formatting; types are a test (tests/test_typing.py).
@@ -69,6 +69,10 @@ bench-tiers *arguments: (setup "[test]")
 # What a disk gives at most: 3 MiB pieces of a large FILE on it, past the page cache.
 bench-disk *arguments: (setup "[test]")
     {{ bin }}/python tests/bench/disk.py {{ arguments }}
+
+# Thousands of requests of every kind to one mosaic-serve, and how its memory goes.
+soak *arguments: (setup "[test]")
+    {{ bin }}/python tests/soak/soak.py {{ arguments }}
 
 # Kill and interrupt conversions hundreds of times, at random moments.
 torture *arguments: (setup "[test]")

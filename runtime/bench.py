@@ -53,8 +53,7 @@ def prefill_seconds(model: HybridModel, tokens: Sequence[int]) -> float:
     for first in range(0, len(tokens), PREFILL_CHUNK):
         hidden = model.hidden(tokens[first : first + PREFILL_CHUNK], state)
     model.logits(hidden[-1:])
-    seconds = time.perf_counter() - start
-    return seconds
+    return time.perf_counter() - start
 
 
 def decode_seconds(model: HybridModel, tokens: Sequence[int]) -> float:
@@ -64,8 +63,7 @@ def decode_seconds(model: HybridModel, tokens: Sequence[int]) -> float:
     start = time.perf_counter()
     for token in tokens[SHORT_PROMPT:]:
         model.logits(model.hidden([token], state))
-    seconds = time.perf_counter() - start
-    return seconds
+    return time.perf_counter() - start
 
 
 def run_tests(

@@ -4,7 +4,6 @@ The only user of llguidance, which is in the extra `serve`. It works on the byte
 over tokens anywhere. One thread at a time may use the masks of one `Grammars`.
 """
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.text.lark import json_of
 from mosaic.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-#: Between two tokens of JSON: enough for a line break and the indentation after it, and no room to go on for ever.
-SPACE = r"[ \n\r\t]{1,64}"
 MESSAGE = 200  # characters of what llguidance has to say
 
 
@@ -46,13 +44,11 @@ class Grammars:
 
     def json_schema(self, schema: Mapping[str, Any]) -> "GrammarMask":
         """JSON that is valid for the schema. InputError for a schema that is wrong or that cannot be enforced."""
-        from llguidance import LLMatcher
-
         try:
-            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": SPACE})
+            text = json_of(schema)
         except (TypeError, ValueError, RecursionError) as error:
             raise _refused("the JSON schema", error) from error
-        return self._mask(grammar, "the JSON schema")
+        return self._mask(_from_lark(f"start: {text}\n"), "the JSON schema")
 
     def json_object(self) -> "GrammarMask":
         """Any JSON object."""
@@ -60,9 +56,7 @@ class Grammars:
 
     def lark(self, text: str) -> "GrammarMask":
         """What a grammar in llguidance's variant of Lark describes. InputError for one that is wrong."""
-        from llguidance import LLMatcher
-
-        return self._mask(LLMatcher.grammar_from_lark(text), "the grammar")
+        return self._mask(_from_lark(text), "the grammar")
 
     def _mask(self, grammar: str, what: str) -> "GrammarMask":
         from llguidance import LLMatcher, LLParserLimits
@@ -71,6 +65,13 @@ class Grammars:
         mask = GrammarMask(matcher, what, self._tokenizer.num_tokens)
         mask.allowed()  # what nothing can satisfy is refused here, not in the middle of an answer
         return mask
+
+
+def _from_lark(text: str) -> str:
+    """As the library takes it."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_lark(text)
 
 
 class GrammarMask:

@@ -31,19 +31,16 @@ class KVFormat(StrEnum):
 class Page:
     """Room for PAGE_TOKENS tokens of one layer: `values` [2 (key, value), PAGE_TOKENS, kv heads, d].
 
-    `scales` [2, PAGE_TOKENS, kv heads, 1] are those of E4M3, else empty.
+    `scales` [2, PAGE_TOKENS, kv heads, 1] are those of E4M3, else empty. `address`: where the values lie and where the
+    scales do (0 if there are none).
     """
 
-    __slots__ = ("__weakref__", "scales", "values")
+    __slots__ = ("__weakref__", "address", "scales", "values")
 
     def __init__(self, values: Tensor, scales: Tensor) -> None:
         self.values = values
         self.scales = scales
-
-    @property
-    def address(self) -> tuple[int, int]:
-        """Where the values lie and where the scales do (0 if there are none)."""
-        return self.values.data_ptr(), self.scales.data_ptr() if self.scales.numel() else 0
+        self.address = values.data_ptr(), scales.data_ptr() if scales.numel() else 0
 
     def write(self, first: int, rows: Tensor) -> None:
         """Store rows [2, n, kv heads, d] from token `first` on."""

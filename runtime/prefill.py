@@ -7,7 +7,7 @@ decoding.
 from collections.abc import Sequence
 
 PREFILL_CHUNK = 1024  # tokens computed together, at most
-IN_COMPANY = 128  # the same while other sequences wait for their next token
+IN_COMPANY = 96  # the same while other sequences wait for their next token
 SPACING = 2048  # tokens between states that are kept within a long prompt; each costs one more pass over the weights
 SHORTEST = 2  # tokens of a piece
 

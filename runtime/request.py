@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.sampler import Chosen, TokenMask
 from mosaic.runtime.sampling import Sampling
-from mosaic.runtime.speeds import Speeds
+
+if TYPE_CHECKING:
+    from mosaic.runtime.speeds import Speeds
 
 
 class FinishReason(StrEnum):
@@ -56,7 +59,7 @@ class Stats:
     stop_reason: str = ""
     major_faults: int = 0  # pages that had to be read when they were touched
     traffic: Traffic = field(default_factory=Traffic)  # of all that ran in this time
-    ceilings: Speeds | None = None  # of this machine, if they were measured before
+    ceilings: "Speeds | None" = None  # of this machine, if they were measured before
 
     def as_dict(self) -> dict[str, float | int | str | None]:
         """The figures and what follows from them."""
@@ -92,6 +95,7 @@ class Generation:
         self.prompt_done = 0  # tokens of the prompt that were read or known
         self.piece = 0  # tokens of the prompt that are being read now
         self.finish_reason: FinishReason | None = None
+        self.ended_by: Chosen | None = None  # the stop token, which is not one of the answer's
         self._fresh: list[Chosen] = []
 
     @property

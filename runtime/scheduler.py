@@ -220,6 +220,7 @@ class Scheduler:
         except InputError as error:  # a grammar or a bias that leaves nothing: no concern of the others
             return self._end(sequence, FinishReason.FAILED, error)
         if chosen.token in self.stop or chosen.token in request.stop_tokens:
+            sequence.generation.ended_by = chosen
             return self._end(sequence, FinishReason.STOP_TOKEN)
         sequence.add(chosen)
         if stats.generated_tokens == request.max_tokens:

@@ -48,7 +48,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids; special tokens in the text are recognised, none are added."""
         try:
-            return list(self._library.encode(text, add_special_tokens=False).ids)
+            # The one that lets other threads run meanwhile, and keeps no offsets.
+            return list(self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         except TypeError as error:  # what the library says to a lone surrogate, Python's stand-in for a stray byte
             raise InputError(
                 "the text is not UTF-8", found=ascii(text)[:60], expected="UTF-8", remedy="convert the text first"
@@ -75,6 +76,10 @@ class Tokenizer:
         if all(character in _BYTE for character in token):
             return bytes(_BYTE[character] for character in token)
         return token.encode()  # not in the byte alphabet: stands for itself, as in the library
+
+    def shown(self, number: int) -> str:
+        """A token in a list of tokens: special ones by name, bytes that are no whole characters by their numbers."""
+        return self._added.get(number) or self.token_bytes(number).decode(errors="backslashreplace")
 
     def decode(self, numbers: Iterable[int]) -> str:
         """All of a text at once."""

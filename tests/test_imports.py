@@ -100,6 +100,15 @@ def test_grammars_have_one_user():
     assert users("llguidance") == {"runtime/grammar.py"}
 
 
+def test_the_server_and_its_libraries_stay_together():
+    for library in ("starlette", "uvicorn", "pydantic", "pydantic_core", "prometheus_client"):
+        found = users(library)
+        assert found, library
+        assert not {file for file in found if not file.startswith("runtime/serve/")}
+    assert not {file for file in users("mosaic.runtime.serve") if not file.startswith("runtime/serve/")}
+    assert users("llguidance") == {"runtime/grammar.py"}
+
+
 def test_tensor_names_live_in_architectures():
     for file, tree in SOURCES.items():
         if not file.startswith("format/architectures/"):
@@ -127,7 +136,9 @@ def test_converter_loads_no_torch(module):
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
 
 
-@pytest.mark.parametrize("program", ["mosaic-convert", "mosaic-verify", "mosaic-run", "mosaic-bench", "mosaic-eval"])
+@pytest.mark.parametrize(
+    "program", ["mosaic-convert", "mosaic-verify", "mosaic-run", "mosaic-serve", "mosaic-bench", "mosaic-eval"]
+)
 def test_help_is_quick_and_loads_no_torch(program):
     # torch alone takes more than a second to import here, so time is the symptom and the module list the proof.
     script = Path(sys.executable).with_name(program)

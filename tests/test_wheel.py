@@ -28,6 +28,8 @@ def test_contents(wheel):
         "mosaic/format/e4m3.py",
         "mosaic/convert/cli.py",
         "mosaic/runtime/ops/reference.py",
+        "mosaic/runtime/serve/page/index.html",
+        "mosaic/runtime/serve/page/app.js",
         "mosaic/recipes/e4m3.yaml",
         "mosaic/recipes/demo/checkpoint/config.json",
     ):

@@ -16,7 +16,7 @@ void add_up(const float* outputs, const float* weights, std::size_t ranks, std::
 class Uses {
   public:
     void sort(const std::int32_t* slots, std::size_t count, std::size_t experts) {
-        ends_.assign(experts + 1, 0);  // until they are filled, each expert's is its beginning; the last place is not used
+        ends_.assign(experts + 1, 0);  // where an expert's uses begin, until they are filled in
         for (std::size_t use = 0; use < count; ++use)
             if (slots[use] != kNotNow) ++ends_[slots[use] + 1];
         for (std::size_t slot = 0; slot < experts; ++slot) ends_[slot + 1] += ends_[slot];

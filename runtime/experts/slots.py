@@ -110,7 +110,7 @@ class SlotPolicy:
         self._drop(self._slots[key])
 
     def tick(self) -> None:
-        """One more token is done."""
+        """One more token is done, or one of each of several sequences."""
         self._tick += 1
         if self._tick % HALF_LIFE == 0:
             self._counts = {key: count >> 1 for key, count in self._counts.items() if count > 1}

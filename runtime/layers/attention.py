@@ -42,7 +42,7 @@ class Attention:
         value = value.view(rows, spec.num_kv_heads, spec.head_dim)
         positions = torch.cat([torch.arange(cache.length, cache.length + tokens) for cache in caches])
         query, key = self._rotate(self._query_norm(query), positions), self._rotate(self._key_norm(key), positions)
-        parts = zip(caches, *(part.split(tokens) for part in (query, key, value)), strict=True)
+        parts = zip(caches, *(torch.split(part, tokens) for part in (query, key, value)), strict=True)
         results = [self._attend(*part) for part in parts]
         result = results[0] if len(results) == 1 else torch.cat(results)
         if gate is not None:

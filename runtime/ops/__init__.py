@@ -5,7 +5,7 @@ experts, C convolution channels, h heads, d dims of a head. An implementation ch
 recurrent states.
 
 Activations [.., K] are [T, K] of one sequence or [B, T, K] of B; a step of decoding is [B, 1, K]. Each sequence gets
-what it would get alone (of `cpu`, to the bit), and weights are read once for all.
+what it would get alone (from `cpu`, to the bit), and weights are read once for all.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

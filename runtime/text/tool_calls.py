@@ -12,6 +12,7 @@ from typing import Any
 from mosaic.format.errors import InputError
 from mosaic.runtime.text import reasoning
 from mosaic.runtime.text.call_forms import CLOSE, OPEN, PARAMETER_END, TAG_NAME, Attempt, Form, json_form, xml_form
+from mosaic.runtime.text.lark import json_of, quoted
 from mosaic.runtime.text.pieces import Piece, PieceKind
 from mosaic.runtime.text.search import TagSearch
 from mosaic.runtime.text.values import functions, parameters, types_of
@@ -76,42 +77,42 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], tool_format: ToolFormat, *,
     if not schemas:
         raise InputError("there is no tool to call", found="no tools", expected="one or more", remedy="offer tools")
     body = _xml_body if tool_format is ToolFormat.XML else _json_body
-    calls = [" ".join([_quoted(OPEN), *body(name, schema), _quoted(CLOSE)]) for name, schema in schemas.items()]
+    calls = [" ".join([quoted(OPEN), *body(name, schema), quoted(CLOSE)]) for name, schema in schemas.items()]
     rules = [
         f'start: {"thought " if inside_reasoning else ""}call ("\\n" call)*',
         f"call: {' | '.join(calls)}",
-        f"text[suffix={_quoted(PARAMETER_END)}]: /(?s:.*)/",
+        f"text[suffix={quoted(PARAMETER_END)}]: /(?s:.*)/",
     ]
     if inside_reasoning:
-        rules += ["thought: thinking /\\n*/", f"thinking[suffix={_quoted(reasoning.CLOSE)}]: /(?s:.*)/"]
+        rules += ["thought: thinking /\\n*/", f"thinking[suffix={quoted(reasoning.CLOSE)}]: /(?s:.*)/"]
     return "\n".join([*rules, ""])
 
 
 def _json_body(name: str, schema: Mapping[str, Any]) -> list[str]:
     head = f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
     arguments = {**schema, "type": "object"} if schema else {"type": "object", "additionalProperties": False}
-    return [_quoted(head), _json(arguments), _quoted("}\n")]
+    return [quoted(head), json_of(arguments), quoted("}\n")]
 
 
 def _xml_body(name: str, schema: Mapping[str, Any]) -> list[str]:
     required = schema.get("required")
-    body = [_quoted(f"\n<function={_tag_name(name)}>\n")]
+    body = [quoted(f"\n<function={_tag_name(name)}>\n")]
     for key, value in parameters(schema).items():
-        parameter = " ".join([_quoted(f"<parameter={_tag_name(key)}>\n"), *_xml_value(value, schema), _quoted("\n")])
+        parameter = " ".join([quoted(f"<parameter={_tag_name(key)}>\n"), *_xml_value(value, schema), quoted("\n")])
         body.append(parameter if isinstance(required, list) and key in required else f"({parameter})?")
-    return [*body, _quoted("</function>\n")]
+    return [*body, quoted("</function>\n")]
 
 
 def _xml_value(schema: Any, root: Mapping[str, Any]) -> list[str]:
     """What stands between a parameter's tags, and the tag after it."""
-    end = _quoted(f"\n{PARAMETER_END}")
+    end = quoted(f"\n{PARAMETER_END}")
     types = types_of(schema, root)
     if types and "string" not in types:
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return [_json({**definitions, **schema}), end]
+        return [json_of({**definitions, **schema}), end]
     choices = schema.get("enum") if isinstance(schema, Mapping) else None
     if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-        return [f"({' | '.join(map(_quoted, choices))})", end]
+        return [f"({' | '.join(map(quoted, choices))})", end]
     return ["text"]
 
 
@@ -125,13 +126,3 @@ def _tag_name(name: str) -> str:
             remedy="rename it",
         )
     return name
-
-
-def _quoted(text: str) -> str:
-    """A string of the grammar."""
-    return json.dumps(text)
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    """Any JSON value of a schema, in the grammar."""
-    return f"%json {json.dumps(schema)}"

@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from mosaic.format.errors import InputError
 from mosaic.format.layout import PAGE, Entry, Stored, header, layer_file, shard_layout
-from mosaic.format.shard import read_header
+from mosaic.format.shard import read_header, read_with_metadata
 from mosaic.format.shard_writer import ShardWriter
 from mosaic.format.tensors import Part, Role, TensorSpec
 
@@ -374,6 +374,16 @@ class TestShardWriter:
             assert int.from_bytes(head[:8], "little") == len(text)
             assert len(text) - len(text.rstrip(b" ")) < PAGE
             assert text.startswith(b"{")
+
+    def test_metadata_are_read_as_the_library_reads_them(self, tmp_path):
+        file, metadata = tmp_path / "x.safetensors", {"said": 'Grüße "😀"', "format": "other"}
+        for written in (metadata, {}):
+            file.write_bytes(header([Entry("x", "I32", (1,))], written) + b"1234")
+            assert read_with_metadata(file)[1] == written
+            with safe_open(file, "numpy") as opened:
+                assert (opened.metadata() or {}) == written
+        file.write_bytes(header([Entry("x", "F32", (1,))]) + b"1234")
+        assert read_with_metadata(file) == (read_header(file), {"format": "pt"})
 
     def test_layer_files_sort(self):
         assert layer_file(7, 40) == "layers-07.safetensors"

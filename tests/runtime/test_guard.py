@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from mosaic.format.errors import InputError
-from mosaic.runtime.engine import Stats, load_engine
+from mosaic.runtime.engine import Engine
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.loading import LoadOptions
-from mosaic.runtime.ops.cpu import CpuOps
+from mosaic.runtime.request import Request
 from mosaic.runtime.sampling import Sampling
 from mosaic.runtime.weights import Weights
 
@@ -60,9 +60,9 @@ with open({str(copy / "other")!r}, "w+b") as stream:
 
 @pytest.mark.parametrize("shard", ["layers-02.safetensors", "outside.safetensors"])
 def test_a_mapped_shard_that_is_written_to_is_refused_before_its_token_is_chosen(copy, shard):
-    engine = load_engine(copy, CpuOps())
-    engine.stop = frozenset()
-    tokens = engine.generate([1, 2, 3], Sampling(temperature=0.0), None, 10, Stats())
+    scheduler = Engine.load(copy).scheduler
+    scheduler.stop = frozenset()
+    tokens = scheduler.run(Request([1, 2, 3], Sampling(temperature=0.0)))
     next(tokens)
     os.utime(copy / shard, ns=(0, 0))
     with pytest.raises(InputError, match="changed while the model was running") as caught:
@@ -77,10 +77,10 @@ def test_damaged_experts_are_found_when_sums_are_checked(copy):
             stream.seek(places[key].offset)
             stream.write(bytes(1 for _ in range(50)))
     with pytest.raises(InputError, match=r"expert \d+ of layer 0 is damaged"):
-        list(load_engine(copy, CpuOps(), options=LoadOptions(check=True)).generate([1], Sampling(), 0, 1, Stats()))
+        Engine.load(copy, options=LoadOptions(check=True)).generate([1], max_tokens=1)
 
 
 def test_a_mapped_model_that_is_deleted_runs_on(copy):
-    engine = load_engine(copy, CpuOps())
+    engine = Engine.load(copy)
     shutil.rmtree(copy)
-    assert list(engine.generate([1, 2, 3], Sampling(temperature=0.0), None, 3, Stats()))
+    assert engine.generate([1, 2, 3], max_tokens=3).tokens

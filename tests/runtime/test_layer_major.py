@@ -9,12 +9,12 @@ import torch
 
 from mosaic import _native
 from mosaic.runtime import layer_major
-from mosaic.runtime.engine import PREFILL_CHUNK
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.layer_major import final_hidden
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.ops.reference import ReferenceOps
+from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.weights import Weights
 
 IDS = np.random.default_rng(5).integers(0, 256, 2000).tolist()

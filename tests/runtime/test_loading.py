@@ -7,7 +7,7 @@ import pytest
 
 from mosaic.format.errors import InputError
 from mosaic.runtime import plan as plan_module
-from mosaic.runtime.engine import Stats, load_engine
+from mosaic.runtime.engine import Engine
 from mosaic.runtime.experts import profile
 from mosaic.runtime.experts.cached import CachedExperts
 from mosaic.runtime.experts.mapped import MappedExperts
@@ -33,16 +33,17 @@ def same_size(monkeypatch):
 
 def budget_for(folder, slots):
     """Bytes that give about so many slots."""
-    least = Loading(folder, KVFormat.BF16, context=CONTEXT).plan
+    least = Loading(folder, KVFormat.BF16, context=CONTEXT, state_budget=0).plan
     places = ExpertPlaces(Weights(folder))
     return least.total - (len(places) - slots) * places[0, 0].span_nbytes - MIB // 4
 
 
 def answer(folder, prompt="Tell me about Ruth 1.", count=24, ram=None, **wishes):
-    engine = load_engine(folder, CpuOps(), context=CONTEXT, ram=ram, options=LoadOptions(**wishes))
-    engine.stop = frozenset()
-    stats = Stats()
-    return list(engine.generate(engine.tokenizer.encode(prompt), GREEDY, None, count, stats)), stats
+    options = LoadOptions(**wishes)
+    engine = Engine.load(folder, ops=CpuOps(), context=CONTEXT, ram=ram, state_budget=0, options=options)
+    engine.scheduler.stop = frozenset()
+    found = engine.generate(prompt, max_tokens=count, temperature=0.0)
+    return [chosen.token for chosen in found.tokens], found.stats
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,15 @@ import torch
 from mosaic import _native
 from mosaic.runtime.experts.arena import Arena
 from mosaic.runtime.experts.cached import CachedExperts
+from mosaic.runtime.experts.mapped import MappedExperts
 from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.experts.recorded import RecordedExperts, open_recording
+from mosaic.runtime.experts.trace import read_trace
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.cpu import Activations, CpuOps
 from mosaic.runtime.ops.profiled import ProfiledOps
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.state import KVFormat
 from mosaic.runtime.weights import Weights
 from support.models import convert_folder
 from support.tiny import Tiny, write_checkpoint
@@ -143,6 +146,24 @@ def test_a_step_is_decoding_for_the_store(folder):
     assert experts.chosen == [(len(LENGTHS), 1, places.top_k)] * len(places.layers)
     assert {count for _, count in experts.asked} == {1}
     assert max(count for count, _ in experts.asked) <= places.num_experts
+
+
+def test_a_trace_has_the_tokens_of_all_sequences(folder, tmp_path):
+    """In their order, each with what its router chose for it alone."""
+    weights = Weights(folder)
+    places, traces = ExpertPlaces(weights), {}
+    for name in ("turns", "step"):
+        with open_recording(tmp_path / name, places, "tiny") as writer:
+            model = HybridModel(weights, CpuOps(), experts=RecordedExperts(MappedExperts(weights, places), writer))
+            states = begun(model)
+            if name == "step":
+                model.step(tokens(0), states)
+            else:
+                for token, state in zip(tokens(0), states, strict=True):
+                    model.hidden([token], state)
+        traces[name] = read_trace(tmp_path / name).experts
+    assert len(traces["step"]) == sum(LENGTHS) + len(LENGTHS)
+    assert np.array_equal(traces["step"], traces["turns"])
 
 
 def test_weights_are_read_once_for_all(folder):

@@ -9,6 +9,9 @@ from mosaic.runtime.kv import KVCache, KVFormat, KVPool, pages_of
 from mosaic.runtime.state import SequenceState, new_layer_state
 
 
+WIDTH = 512  # of a key: few pages in a slab, since making them takes time
+
+
 class Rememberer:
     """Stands for HybridModel. What it answers tells whether a state is exactly that of the tokens before."""
 
@@ -17,7 +20,7 @@ class Rememberer:
     def __init__(self, spec) -> None:
         self.spec = spec
         self.calls: list[int] = []  # tokens of each call of `hidden`; 0 for a step
-        self.pool = KVPool(1, 1, KVFormat.F32)
+        self.pool = KVPool(1, WIDTH, KVFormat.F32)
 
     @property
     def pages_in_use(self) -> int:
@@ -41,9 +44,10 @@ class Rememberer:
         held: list[object] = []
         for layer in state.layers:
             if isinstance(layer, KVCache):
-                row = torch.tensor([token]).float().view(1, 1, 1)
+                row = torch.full((1, 1, WIDTH), float(token))
                 layer.append(row, row)
-                held.append(layer.read()[0].flatten().tolist())
+                stored = [value for page in layer.pages for value in page.values[0, :, 0, 0].tolist()]
+                held.append(stored[: layer.length])
             else:
                 digest = zlib.crc32(repr((layer.recurrent.flatten()[0].item(), layer.position, token)).encode())
                 layer.recurrent = torch.tensor([digest], dtype=torch.float64)

@@ -18,12 +18,11 @@ import ctypes, errno, sys, threading, time
 from pathlib import Path
 from mosaic.format.errors import InputError
 from mosaic.runtime import plan
-from mosaic.runtime.engine import Stats, load_engine
+from mosaic.runtime.engine import Engine
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.loading import Loading
 from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.kv import KVFormat
-from mosaic.runtime.sampling import Sampling
 from mosaic.runtime.weights import Weights
 
 plan.resident_memory = lambda: 200 << 20  # this process does not grow, as far as plans go
@@ -33,17 +32,16 @@ most = ctypes.c_long.in_dll(shim, "most")
 
 def engine(slots):
     places = ExpertPlaces(Weights(folder))
-    whole = Loading(folder, KVFormat.BF16, context=256).plan.total
+    whole = Loading(folder, KVFormat.BF16, context=256, state_budget=0).plan.total
     ram = whole - (len(places) - slots) * places[0, 0].span_nbytes - (1 << 18)
-    made = load_engine(folder, CpuOps(), context=256, ram=ram)
-    made.stop = frozenset()
+    made = Engine.load(folder, ops=CpuOps(), context=256, ram=ram, state_budget=0)
+    made.scheduler.stop = frozenset()
     return made
 
 def answer(engine):
-    stats, prompt = Stats(), engine.tokenizer.encode("Tell me about Ruth 1.")
-    tokens = list(engine.generate(prompt, Sampling(temperature=0.0), None, 12, stats))
-    assert stats.traffic.misses > 0
-    return tokens
+    found = engine.generate("Tell me about Ruth 1.", max_tokens=12, temperature=0.0)
+    assert found.stats.traffic.misses > 0
+    return [chosen.token for chosen in found.tokens]
 
 expected = answer(engine(40))
 """
