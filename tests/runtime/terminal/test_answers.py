@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mosaic.runtime.terminal.interrupts import Interrupts
 from mosaic.runtime.tokenizer import Tokenizer
 from support.mosaic_run import PROMPT, REASONED, run
 
@@ -109,6 +110,22 @@ def test_sampling_options_reach_the_sampler(here, tiny):
     )
     likely = {here(tiny, *drawn, "--logit-bias", f"{letter}=9", *map(str, each)).stdout for each in options}
     assert len(likely) > 1
+
+
+def test_ctrl_c_within_the_prompt_says_nothing_and_keeps_nothing(here, tiny, tmp_path, monkeypatch):
+    file = tmp_path / "talk.session"
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupts, "wanted", property(lambda self: True, lambda self, value: None), raising=False)
+        result = here(tiny, "x", "--json", "--session", file, "--stats", "json")
+    assert result.returncode == 130
+    found = json.loads(result.stdout)
+    assert (found["content"], found["finish_reason"]) == ("", "cancelled")
+    assert json.loads(result.stderr.splitlines()[-1])["generated_tokens"] == 0
+    again, alone = (
+        json.loads(here(tiny, "x", "--json", "--max-tokens", 2, *options).stdout)["usage"]
+        for options in (("--session", file), ())
+    )
+    assert again == alone  # the message that had no answer was taken back
 
 
 def test_figures_of_every_operation(here, demo):
