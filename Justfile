@@ -7,7 +7,7 @@ _default:
     @just --list
 
 # Convert the embedded demo checkpoint into a temporary folder, show what it cost, generate text.
-demo: setup
+demo: (setup "[serve]")
     #!/usr/bin/env bash
     set -euo pipefail
     folder=$(mktemp -d)
