@@ -86,7 +86,7 @@ def refuse_beside(invocation: typer.Context, mode: str, ignored: Callable[[str],
     for parameter in invocation.command.params:
         source = invocation.get_parameter_source(parameter.name or "")
         if source and source.name == "COMMANDLINE" and ignored(parameter.name or ""):
-            option = parameter.opts[0] if parameter.param_type_name == "option" else parameter.human_readable_name
+            option = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.name or "").upper()
             raise InputError(
                 f"{option} means nothing with {mode}",
                 found="both of them",

@@ -77,6 +77,7 @@ def test_packages_do_not_reach_across():
     assert not {file for file in users("mosaic.runtime") if not file.startswith("runtime/")}
     assert not {file for file in users("mosaic.convert") if not file.startswith("convert/")}
     assert users("mosaic.recipes") >= {"runtime/options.py", "convert/recipe.py"}
+    assert users("prompt_toolkit") == {"runtime/terminal/editor.py"}
 
 
 def test_torch_stays_in_the_runtime():

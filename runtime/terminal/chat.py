@@ -97,7 +97,7 @@ class Chat:
             return False
         self._conversation.answer(reply.message)
         if self._status:
-            note(status_text(self._figures))
+            note(f"{status_text(self._figures)}\n")
         if reply.full:
             note(ROOM)
         self._keep()

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from mosaic.format.catalog import read_catalog
 from mosaic.format.errors import InputError, run_program
 from mosaic.runtime import options
 from mosaic.runtime.terminal import flags
@@ -123,6 +124,7 @@ def command(
         chosen = profiled = ProfiledOps(chosen)
     StopStrings(stop or ())
     folder = options.model_folder(folder)  # converts the demo, which takes a while: options are fine by now
+    read_catalog(folder)
     if not raw:
         ChatTemplate(folder)
     with loading_bars() as progress:

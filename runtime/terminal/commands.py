@@ -122,7 +122,8 @@ def _retry(conversation: Conversation, rest: str, figures: Figures | None) -> Ou
     if said is None:
         raise InputError("nothing to answer again", found="no message of yours", remedy="say something first")
     conversation.say(said)
-    return Outcome(answer=True)
+    fixed = conversation.settings.seed is not None
+    return Outcome("the seed is set, so the answer changes only with other settings" if fixed else "", answer=True)
 
 
 def _exit(conversation: Conversation, rest: str, figures: Figures | None) -> Outcome:

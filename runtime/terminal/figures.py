@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
+LEGIBLE = 100  # from here on tenths say nothing
+
 Figures = Mapping[str, float | int | str | None]  # Stats.as_dict()
 
 
@@ -27,12 +29,12 @@ def figure_text(figures: Figures) -> str:
 
 
 def status_text(figures: Figures) -> str:
-    """One line for after an answer."""
+    """One line for after an answer; counts are tokens."""
     return (
-        f"prompt {figures['prompt_tokens']:,} tokens ({figures['reused_tokens']:,} reused), "
-        f"{figures['prefill_tok_s']:.1f} tok/s; answer {figures['generated_tokens']:,} tokens, "
-        f"{figures['decode_tok_s']:.1f} tok/s, {figures['decode_gb_s']:.1f} GB/s; "
-        f"experts {figures['expert_hit_rate']:.1%} in memory; ended by {figures['stop_reason']}"
+        f"prompt {figures['prompt_tokens']:,} ({figures['reused_tokens']:,} reused), "
+        f"{_speed(figures['prefill_tok_s'])} tok/s; answer {figures['generated_tokens']:,}, "
+        f"{_speed(figures['decode_tok_s'])} tok/s, {_speed(figures['decode_gb_s'])} GB/s, "
+        f"hit rate {figures['expert_hit_rate']:.1%}; ended by {figures['stop_reason']}"
     )
 
 
@@ -62,6 +64,12 @@ def tier_text(figures: Figures) -> str:
 
 def _of(ceiling: float | int | str | None) -> str:
     return f" of {ceiling}" if ceiling else ""
+
+
+def _speed(value: float | int | str | None) -> str:
+    """In about three digits."""
+    assert isinstance(value, int | float)
+    return f"{value:,.0f}" if value >= LEGIBLE else f"{value:.1f}"
 
 
 def _plain(value: float | int | str | None) -> str:

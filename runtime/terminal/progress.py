@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mosaic.runtime.progress import Progress
 
@@ -19,7 +19,7 @@ def loading_bars() -> Iterator[Progress]:
     """A progress of bytes, each with a bar of its own, which goes when the next begins."""
     from tqdm import tqdm
 
-    bars: list[tqdm[None]] = []
+    bars: list[tqdm[Any]] = []
 
     def close() -> None:
         while bars:
@@ -41,7 +41,7 @@ class PromptBar:
     """How much of a prompt is read: after every layer of every piece of it."""
 
     def __init__(self) -> None:
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
 
     def layer_done(self, generation: "Generation", done: int, layers: int) -> None:
         """So many layers of the piece in work are done."""

@@ -14,7 +14,7 @@ CLEAR_LINE = "\r\x1b[2K"
 _CONTROLS = (
     {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t\r"}
     | {ord("\r"): "", 0x7F: "\u2421"}
-    | dict.fromkeys((*range(128, 160), *range(8234, 8239), *range(8294, 8298)), "�")
+    | dict.fromkeys((*range(0x7F + 1, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
 )
 
 

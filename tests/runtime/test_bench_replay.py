@@ -100,6 +100,8 @@ def test_unusable_traces_are_refused(bench, tmp_path):
         (("--demo", "--replay", "a.trace"), "--demo and --replay"),
         (("--demo", "--slots", 9), "--slots needs a trace"),
         (("--replay", "a.trace", "--slots", 0), "--slots"),
+        (("--replay", "a.trace", "--kv", "f32"), "--kv means nothing with --replay"),
+        (("--replay", "a.trace", "--repetitions", 3), "--repetitions means nothing with --replay"),
     ],
 )
 def test_unclear_commands_are_refused(bench, arguments, words):

@@ -247,8 +247,8 @@ def test_a_directory_is_no_text(evaluate, tiny, tmp_path):
 
 
 def test_arguments_that_are_not_clear(evaluate, tiny, text):
-    refused(evaluate("--text", text), "what to evaluate is not clear", "neither")
-    refused(evaluate(tiny, "--demo", "--text", text), "what to evaluate is not clear", "together")
+    refused(evaluate("--text", text), "which model is not clear", "neither")
+    refused(evaluate(tiny, "--demo", "--text", text), "which model is not clear", "together")
     refused(evaluate(tiny), "--text")
 
 

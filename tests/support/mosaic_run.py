@@ -5,9 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.tiny_tokenizer import END_THINK
+
 PROGRAM = str(Path(sys.executable).with_name("mosaic-run"))
 PROMPT = "Tell me about the sea."
-PATIENCE = 60.0  # seconds for what takes two on an idle core
+#: Has the tiny model think A, then say AAAA: A is likeliest, but for once after it came, when the end of thought is.
+REASONED = ("--temperature", 0, "--max-tokens", 6, "--presence-penalty", 60,
+            "--logit-bias", f"{ord('A')}=90", "--logit-bias", f"{END_THINK}=60")  # fmt: skip
+PATIENCE = 30.0  # seconds for what takes two on an idle core
 
 
 def run(*arguments: object, given: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,9 @@
-"""mosaic-run in this process."""
+"""mosaic-run in this process, which has torch in memory already."""
 
 import io
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,18 +14,27 @@ from support.mosaic_run import assert_refused
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys):
-    """Runs mosaic-run in this process and checks that it refuses."""
+def here(monkeypatch, capsys):
+    """Runs mosaic-run, given some standard input: what a process would leave."""
     threads = _native.threads()
 
-    def check(*arguments: object, words: tuple[str, ...], given: bytes = b"") -> None:
+    def call(*arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["mosaic-run", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
         with pytest.raises(SystemExit) as caught:
             main()
-        out, err = capsys.readouterr()
-        assert_refused(subprocess.CompletedProcess([], caught.value.code, out, err), *words)
+        return subprocess.CompletedProcess([], int(caught.value.code or 0), *capsys.readouterr())
 
-    yield check
+    yield call
     _native.set_threads(threads)
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def refused(here) -> Callable[..., None]:
+    """Runs mosaic-run and checks that it refuses, and says why."""
+
+    def check(*arguments: object, words: tuple[str, ...], given: bytes = b"") -> None:
+        assert_refused(here(*arguments, given=given), *words)
+
+    return check
