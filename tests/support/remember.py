@@ -8,7 +8,6 @@ import torch
 from mosaic.runtime.kv import KVCache, KVFormat, KVPool, pages_of
 from mosaic.runtime.state import SequenceState, new_layer_state
 
-
 WIDTH = 512  # of a key: few pages in a slab, since making them takes time
 
 
