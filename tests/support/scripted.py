@@ -115,11 +115,11 @@ class ScriptedScheduler:
         self._waiting.append(generation)
         return generation
 
-    def cancel(self, generation: Generation) -> None:
+    def cancel(self, generation: Generation, reason: FinishReason = FinishReason.CANCELLED) -> None:
         self.cancelled += generation.finish_reason is None
         if generation in self._waiting:
             self._waiting.remove(generation)
-        self._end(generation, FinishReason.CANCELLED)
+        self._end(generation, reason)
 
     def step(self) -> bool:
         while self._waiting and self.active < self._places:
