@@ -19,6 +19,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 PROMPT, GENERATE = 512, 1 << 7  # tokens, as llama-bench has them; not the block of the format
 CEILING_SECONDS = 1.0
 REPLAYED = ("replay", "slots", "save_profile", "as_json")  # what --replay uses
+SIMULATED = ("out", "demo", "simulate", "trace", "vram", "ram", "as_json")  # what --simulate uses
+KNOWN = "list"  # instead of a profile: the names of those there are
 
 Figures = dict[str, float | int | str | None]
 
@@ -38,6 +40,20 @@ def command(
     save_profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="With --replay: add the trace's uses to a profile for mosaic-run --warm."),
+    ] = None,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINE",
+            help="Measure nothing: foresee another machine, by the name or file of a profile; or list.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --simulate: a trace of mosaic-run; default: a synthetic one."),
+    ] = None,
+    vram: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --simulate: VRAM for experts; default: 3.2GiB.")
     ] = None,
     prompt: Annotated[
         list[int] | None, typer.Option(min=1, metavar="TOKENS", help=f"Length of a prompt, {PROMPT}; may be repeated.")
@@ -65,19 +81,43 @@ def command(
     --replay measures no time: it shows how many of a trace's experts a cache of so many slots would have held, by our
     policy, LRU, LFU and the best one in hindsight (Belady), and the bytes to be read for a token.
 
+    --simulate computes what a machine that is not here would do with OUT, or, without OUT, with Qwen3.6-35B-A3B: a trace
+    goes through the real tracker, promotion policy and slots of VRAM and RAM, and published and assumed figures of the
+    machine (a profile; "--simulate list" shows them) say what each step takes. It prints tokens per second, hits, and
+    what crosses PCIe when the CPU computes the experts that VRAM lacks, beside what would if all were copied.
+
     Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
     """
+    for option, value, needed, present in (
+        ("--slots", slots, "--replay", replay),
+        ("--save-profile", save_profile, "--replay", replay),
+        ("--trace", trace, "--simulate", simulate),
+        ("--vram", vram, "--simulate", simulate),
+    ):
+        if value and not present:
+            raise InputError(f"{option} needs {needed}", found=f"no {needed}", remedy="see mosaic-bench --help")
+    if simulate is not None:
+        used = ("simulate",) if simulate == KNOWN else SIMULATED
+        options.refuse_beside(invocation, "--simulate", lambda name: name not in used)
+        if out and demo:
+            options.one_model(out, demo, "mosaic-bench")
+        from mosaic.runtime.bench_simulate import print_known, print_simulation
+
+        if simulate == KNOWN:
+            print_known()
+            return
+        folder = options.model_folder(out) if out or demo else None
+        sizes = options.size("--vram", vram), options.size("--ram", ram)
+        print_simulation(simulate, trace, folder, *sizes, as_json)
+        return
     given = {"OUT": out is not None, "--demo": demo, "--replay": replay is not None}
     if sum(given.values()) != 1:
         raise InputError(
             "what to measure is not clear",
             found=" and ".join(name for name, present in given.items() if present) or "none of them",
-            expected="one of OUT, --demo and --replay",
+            expected="one of OUT, --demo, --replay and --simulate",
             remedy="see mosaic-bench --help",
         )
-    if (slots or save_profile) and not replay:
-        lonely = "--slots" if slots else "--save-profile"
-        raise InputError(f"{lonely} needs a trace", found="no --replay", remedy="see mosaic-bench --help")
     if replay:
         options.refuse_beside(invocation, "--replay", lambda name: name not in REPLAYED)
         from mosaic.runtime.bench_replay import add_to_profile, print_replay

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mosaic.runtime.experts.tracker import Tracker
 
 MIN_HITS = 3  # uses within the tracker's window
+WINDOW = 32  # tokens; with 128 experts as good as those in VRAM take their slots again and again (docs/LOG.md)
 
 
 class Placement(NamedTuple):

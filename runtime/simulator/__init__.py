@@ -2,3 +2,7 @@
 
 Decisions are those of `mosaic.runtime.experts`; times are arithmetic over a hardware profile. Nothing is measured.
 """
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent  # of the package data beside the code

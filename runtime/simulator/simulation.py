@@ -70,6 +70,11 @@ class Outcome:
         return 1 - self.pcie_nbytes / self.offloading_nbytes if self.offloading_nbytes else None
 
 
+def warm_up(trace: Trace) -> int:
+    """Tokens that do not count."""
+    return len(trace.experts) // WARM_UP
+
+
 def simulate(trace: Trace, hardware: Hardware, sizes: ModelSizes, budget: Budget) -> Outcome:
     """Decode a trace of at least one token, of the model whose sizes these are.
 
@@ -87,7 +92,7 @@ def simulate(trace: Trace, hardware: Hardware, sizes: ModelSizes, budget: Budget
     tiers = Tiers(header, budget.vram_slots, budget.ram_slots, costs.copy, saving)
     offloading = Offloading(header, budget.vram_slots)
     counts, spent = Counter[str](), Spent(float)
-    clock, warm_up = 0.0, len(trace.experts) // WARM_UP
+    clock, first = 0.0, warm_up(trace)
 
     def spend(cost: Spent) -> float:
         for part, seconds in cost.items():
@@ -95,7 +100,7 @@ def simulate(trace: Trace, hardware: Hardware, sizes: ModelSizes, budget: Budget
         return sum(cost.values())
 
     for token, chosen in enumerate(trace.keys().tolist()):
-        if token == warm_up:
+        if token == first:
             counts.clear()
             spent.clear()
         keys = dict(zip(header.layers, chosen, strict=True))
@@ -107,7 +112,7 @@ def simulate(trace: Trace, hardware: Hardware, sizes: ModelSizes, budget: Budget
         counts["offloaded"] += offloading.token(chosen)
         tiers.tick()
     names = (*Call._fields, "exchanged", "offloaded")
-    tokens = len(trace.experts) - warm_up
+    tokens = len(trace.experts) - first
     return Outcome(budget, tokens, sizes.expert, spent=spent, **{name: counts[name] for name in names})
 
 

@@ -4,17 +4,16 @@ The latter is package data, qwen3.6-35b-a3b.json: sizes as the recipe e4m3 makes
 """
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mosaic.format.jsonfile import read_json
 from mosaic.format.spec import FeedForward, Mixer, ModelSpec
 from mosaic.format.typed import typed
+from mosaic.runtime.simulator import FOLDER
 
 if TYPE_CHECKING:
     from mosaic.runtime.weights import Weights
 
-FOLDER = Path(__file__).parent
 PUBLISHED = FOLDER / "qwen3.6-35b-a3b.json"
 FLOAT = 4  # bytes of a float32: recurrent states, and what passes between layers
 KV = 2  # bytes of a BF16: keys and values
