@@ -50,7 +50,7 @@ def command(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --simulate: a trace of mosaic-run; default: a synthetic one."),
+        typer.Option(metavar="FILE", help="With --simulate: a trace of mosaic-run; else a synthetic one."),
     ] = None,
     vram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="With --simulate: VRAM for experts; default: 3.2GiB.")
@@ -81,34 +81,24 @@ def command(
     --replay measures no time: it shows how many of a trace's experts a cache of so many slots would have held, by our
     policy, LRU, LFU and the best one in hindsight (Belady), and the bytes to be read for a token.
 
-    --simulate computes what a machine that is not here would do with OUT, or, without OUT, with Qwen3.6-35B-A3B: a trace
-    goes through the real tracker, promotion policy and slots of VRAM and RAM, and published and assumed figures of the
-    machine (a profile; "--simulate list" shows them) say what each step takes. It prints tokens per second, hits, and
-    what crosses PCIe when the CPU computes the experts that VRAM lacks, beside what would if all were copied.
+    --simulate measures nothing either: it foresees what a machine that is not here makes of OUT, or, without OUT, of
+    Qwen3.6-35B-A3B. A trace goes through the real tracker, promotion policy and slots of VRAM and RAM; a profile of
+    the machine, published and assumed figures, says what each step takes. It shows tokens per second, hits, and what
+    crosses PCIe if the CPU computes the experts that VRAM lacks, beside what would if all of them were copied.
 
     Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
     """
-    for option, value, needed, present in (
-        ("--slots", slots, "--replay", replay),
-        ("--save-profile", save_profile, "--replay", replay),
-        ("--trace", trace, "--simulate", simulate),
-        ("--vram", vram, "--simulate", simulate),
-    ):
-        if value and not present:
-            raise InputError(f"{option} needs {needed}", found=f"no {needed}", remedy="see mosaic-bench --help")
+    lonely = {"--slots": slots, "--save-profile": save_profile} if replay is None else {}
+    lonely |= {"--trace": trace, "--vram": vram} if simulate is None else {}
+    if found := [name for name, value in lonely.items() if value]:
+        needed = "--replay" if found[0] in ("--slots", "--save-profile") else "--simulate"
+        raise InputError(f"{found[0]} needs {needed}", found=f"no {needed}", remedy="see mosaic-bench --help")
     if simulate is not None:
         used = ("simulate",) if simulate == KNOWN else SIMULATED
         options.refuse_beside(invocation, "--simulate", lambda name: name not in used)
         if out and demo:
             options.one_model(out, demo, "mosaic-bench")
-        from mosaic.runtime.bench_simulate import print_known, print_simulation
-
-        if simulate == KNOWN:
-            print_known()
-            return
-        folder = options.model_folder(out) if out or demo else None
-        sizes = options.size("--vram", vram), options.size("--ram", ram)
-        print_simulation(simulate, trace, folder, *sizes, as_json)
+        _simulate(simulate, trace, out, demo, options.size("--vram", vram), options.size("--ram", ram), as_json)
         return
     given = {"OUT": out is not None, "--demo": demo, "--replay": replay is not None}
     if sum(given.values()) != 1:
@@ -177,6 +167,18 @@ def command(
     print(table(tests, figures))
     if as_json:
         print(json.dumps({**figures, "tests": [test.as_dict() for test in tests]}))
+
+
+def _simulate(
+    machine: str, trace: Path | None, out: Path | None, demo: bool, vram: int | None, ram: int | None, as_json: bool
+) -> None:
+    from mosaic.runtime.bench_simulate import print_known, print_simulation
+
+    if machine == KNOWN:
+        print_known()
+    else:
+        folder = options.model_folder(out) if out or demo else None
+        print_simulation(machine, trace, folder, vram, ram, as_json)
 
 
 def table(tests: "list[Measurement]", figures: Figures) -> str:

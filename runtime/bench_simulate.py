@@ -1,4 +1,4 @@
-"""What mosaic-bench --simulate prints: the speed to be expected of a machine that is not here, and what crosses PCIe."""
+"""What mosaic-bench --simulate prints: what can be expected of a machine that is not here. Reads no weight."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def print_simulation(
         f"{sizes.model}: {sizes.num_experts:,} experts of {sizes.expert:,} bytes; {CONTEXT:,} tokens of context",
         f"routing: {trace.header.model}{'' if file else ', bundled with Mosaic: not recorded from a model'}; "
         f"{len(trace.experts):,} tokens, of which {warm_up(trace):,} only fill the caches",
-        *outcome_lines(outcomes[chosen], chosen, sizes),
+        *outcome_lines(outcomes[chosen], chosen),
         *(table(outcomes) if chosen else []),
     ]
     print("\n".join(lines))

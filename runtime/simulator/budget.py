@@ -34,7 +34,8 @@ def make_budget(hardware: Hardware, sizes: ModelSizes, arena: int, ram: int | No
     if ram is not None and ram > hardware.ram.nbytes:
         raise _refused("more memory than this machine has", ram, f"at most {format_size(hardware.ram.nbytes)}", "--ram")
     least = 2 * sizes.spec.moe.top_k
-    slots = min(arena // sizes.expert, sizes.num_experts)
+    most = max(least, sizes.num_experts)
+    slots = min(arena // sizes.expert, most)
     gpu_layers, head_on_gpu = 0, False
     if hardware.gpu:
         usable = hardware.gpu.memory.usable
@@ -53,7 +54,7 @@ def make_budget(hardware: Hardware, sizes: ModelSizes, arena: int, ram: int | No
     here = range(gpu_layers, len(sizes.dense))
     fixed = PROGRAM + sum(sizes.dense[layer] + sizes.remembered(layer, CONTEXT) for layer in here)
     fixed += 0 if head_on_gpu else sizes.head
-    ram_slots = min((budget - fixed) // sizes.expert, sizes.num_experts)
+    ram_slots = min((budget - fixed) // sizes.expert, most)
     if ram_slots < least:
         expected = f"at least {format_size(fixed + least * sizes.expert)}"
         raise _refused("the memory does not suffice for this model", budget, expected, "--ram")

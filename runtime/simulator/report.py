@@ -2,7 +2,6 @@
 
 from mosaic.runtime.simulator.costs import PARTS
 from mosaic.runtime.simulator.simulation import Outcome
-from mosaic.runtime.simulator.sizes import ModelSizes
 from mosaic.runtime.sizes import format_size
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -11,43 +10,52 @@ CLAIM = "over 70 %"  # less over PCIe than plain offloading: what Mosaic promise
 Outcomes = dict[int, Outcome]  # by bytes of VRAM for experts
 
 
-def outcome_lines(outcome: Outcome, arena: int, sizes: ModelSizes) -> list[str]:
+def outcome_lines(outcome: Outcome, arena: int) -> list[str]:
     """What a person reads of one budget."""
     budget, tokens = outcome.budget, outcome.tokens
-    in_vram = f"VRAM: {format_size(arena)} for {budget.vram_slots:,} experts, the rest of {budget.gpu_layers} of " + (
-        f"{len(sizes.dense)} layers{', and the head' if budget.head_on_gpu else ''}; "
+    head = ", and the head" if budget.head_on_gpu else ""
+    vram = (
+        f"VRAM: {format_size(arena)} for {budget.vram_slots:,} experts; the rest of {budget.gpu_layers} layers{head}; "
     )
     lines = [
-        f"{in_vram if arena else ''}RAM: {budget.ram_slots:,} experts",
+        f"{vram if arena else ''}RAM: {budget.ram_slots:,} experts",
         f"expected: {outcome.tok_s:.1f} tok/s, computed from published and assumed figures, not measured",
-        *(
-            f"  {part:<24}{outcome.spent[part] / tokens * 1e3:>8.2f} ms per token"
-            for part in PARTS
-            if outcome.spent[part]
-        ),
     ]
+    parts = {part: outcome.spent[part] / tokens for part in PARTS if outcome.spent[part]}
+    lines += [f"  {part:<24}{seconds * 1e3:>8.2f} ms per token" for part, seconds in parts.items()]
     if not arena:
         return [*lines, f"hits: {outcome.ram_hit_rate:.1%} in RAM"]
+    copied = f"{outcome.offloading_nbytes / tokens / MIB:.2f} if every expert that VRAM lacks were copied"
     return [
         *lines,
-        f"hits: {outcome.vram_hit_rate:.1%} in VRAM, of the others {outcome.ram_hit_rate:.1%} in RAM",
-        f"PCIe: {outcome.pcie_nbytes / tokens / MIB:.2f} MiB per token ({outcome.promoted / tokens:.2f} experts "
-        f"promoted, and states), where copying every expert that VRAM lacks moves "
-        f"{outcome.offloading_nbytes / tokens / MIB:.2f}: {_less(outcome)} less (the claim: {CLAIM})",
+        f"hits: {outcome.vram_hit_rate:.1%} in VRAM; of the others, {outcome.ram_hit_rate:.1%} in RAM",
+        f"PCIe: {outcome.pcie_nbytes / tokens / MIB:.2f} MiB per token, for {outcome.promoted / tokens:.2f} promotions "
+        "and the states",
+        f"      {copied}: {_less(outcome)} less (claimed: {CLAIM})",
     ]
+
+
+COLUMNS = (
+    ("VRAM, GiB", 9), ("experts", 9), ("hits", 8), ("in RAM", 8), ("tok/s", 8), ("PCIe, MiB/token", 17),
+    ("all copied", 12), ("less", 8),
+)  # fmt: skip
 
 
 def table(outcomes: Outcomes) -> list[str]:
     """Budgets side by side."""
-    lines = [
-        f"{'VRAM, GiB':>9}{'experts':>9}{'hits':>8}{'in RAM':>8}{'tok/s':>8}{'PCIe, MiB/token':>17}{'all copied':>12}{'less':>8}"
-    ]
+    lines = ["".join(f"{name:>{width}}" for name, width in COLUMNS)]
     for arena, each in outcomes.items():
-        lines.append(
-            f"{arena / GIB:>9.2f}{each.budget.vram_slots:>9,}{each.vram_hit_rate:>8.1%}{each.ram_hit_rate:>8.1%}"
-            f"{each.tok_s:>8.1f}{each.pcie_nbytes / each.tokens / MIB:>17.2f}"
-            f"{each.offloading_nbytes / each.tokens / MIB:>12.2f}{_less(each):>8}"
+        cells = (
+            f"{arena / GIB:.2f}",
+            f"{each.budget.vram_slots:,}",
+            f"{each.vram_hit_rate:.1%}",
+            f"{each.ram_hit_rate:.1%}",
+            f"{each.tok_s:.1f}",
+            f"{each.pcie_nbytes / each.tokens / MIB:.2f}",
+            f"{each.offloading_nbytes / each.tokens / MIB:.2f}",
+            _less(each),
         )
+        lines.append("".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)))
     return lines
 
 

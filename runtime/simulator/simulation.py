@@ -18,6 +18,7 @@ from mosaic.runtime.simulator.sizes import ModelSizes
 from mosaic.runtime.simulator.tiers import Tiers
 
 WARM_UP = 4  # one part in so many of the trace
+LEAST_SAVING = 1e-9  # seconds; decisions are in whole nanoseconds
 NONE = Call(0, 0, 0, 0)
 
 
@@ -82,10 +83,11 @@ def simulate(trace: Trace, hardware: Hardware, sizes: ModelSizes, budget: Budget
     """
     header, costs = trace.header, Costs(hardware, sizes, budget)
     saving = costs.cpu - costs.gpu
-    if hardware.gpu and saving < 1e-9:
+    if hardware.gpu and saving < LEAST_SAVING:
+        rates = f"{hardware.gpu.memory.rate / 1e9:g} and {hardware.ram.rate / 1e9:g} GB/s"
         raise InputError(
-            "a GPU that saves nothing",
-            found=f"weights read at {hardware.gpu.memory.rate / 1e9:g} GB/s in VRAM, {hardware.ram.rate / 1e9:g} in RAM",
+            "a GPU that reads weights no faster than the CPU",
+            found=rates,
             expected="more in VRAM",
             remedy="set gpu to null in the profile",
         )

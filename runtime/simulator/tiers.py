@@ -28,19 +28,19 @@ class Copy(NamedTuple):
 class Vram:
     """Slots, and the copies on their way there, which take `copy` seconds each."""
 
-    def __init__(self, slots: SlotPolicy, copy: float) -> None:
+    def __init__(self, slots: SlotPolicy, policy: PlacementPolicy, copy: float) -> None:
         self.slots = slots
+        self._policy = policy
         self._copy = copy
         self._copies: deque[Copy] = deque()
 
-    def has(self, key: int) -> bool:
-        """Is an expert there, and not only on its way."""
-        return self.slots.find(key) is not None and all(copy.key != key for copy in self._copies)
-
-    def land(self, now: float) -> None:
-        """What has arrived is there from now on."""
+    def place(self, keys: list[int], now: float) -> Placement:
+        """Where the experts of a layer are computed, when the copies that arrived until now have landed."""
         while self._copies and self._copies[0].lands <= now:
             self.slots.unpin(self._copies.popleft().slot)
+        for key in keys:
+            self.slots.use(key)
+        return self._policy.place(keys, self._has)
 
     def promote(self, placement: Placement, now: float) -> int:
         """Begin copies, and how many; none takes the slot of an expert that computes now."""
@@ -52,11 +52,13 @@ class Vram:
             self.slots.unpin(slot)
         return begun
 
+    def _has(self, key: int) -> bool:
+        return self.slots.find(key) is not None and all(copy.key != key for copy in self._copies)
+
     def _begin(self, key: int, now: float) -> bool:
         if len(self._copies) == RING or self.slots.find(key) is not None:
             return False
-        claim = self.slots.claim(key)
-        if claim is None:
+        if not self._policy.pays(key, self.slots.evicts(key)) or (claim := self.slots.claim(key)) is None:
             return False
         begins = max(now, self._copies[-1].lands) if self._copies else now
         self._copies.append(Copy(key, claim.slot, begins + self._copy))
@@ -76,18 +78,17 @@ class Tiers:
         everything = len(header.layers) * header.num_experts
         self._tracker = Tracker(WINDOW)
         self._ram = slots(ram_slots) if ram_slots < everything else None
-        self._vram = Vram(slots(vram_slots), copy) if vram_slots else None
-        self._policy = PlacementPolicy(self._tracker, round(copy * 1e9), round(saving * 1e9)) if vram_slots else None
+        self._vram: Vram | None = None
+        if vram_slots:
+            policy = PlacementPolicy(self._tracker, round(copy * 1e9), round(saving * 1e9))
+            self._vram = Vram(slots(vram_slots), policy, copy)
 
     def call(self, keys: list[int], now: float) -> Call:
         """Ask for the experts of a layer for a token; `now`: seconds, never less than in the call before."""
         self._tracker.observe(keys)
-        if not self._vram or not self._policy:
+        if not self._vram:
             return Call(0, len(keys), self._read([], keys), 0)
-        self._vram.land(now)
-        placement = self._policy.place(keys, self._vram.has)
-        for key in keys:
-            self._vram.slots.use(key)
+        placement = self._vram.place(keys, now)
         missing = self._read(placement.gpu, placement.cpu)
         return Call(len(placement.gpu), len(placement.cpu), missing, self._vram.promote(placement, now))
 
