@@ -73,14 +73,14 @@ def sizes_in(folder: Path) -> ModelSizes:
 def trace_of(file: Path | None, sizes: ModelSizes, *, has_folder: bool) -> Trace:
     """The trace to replay; InputError unless it is of a model of this shape and has tokens."""
     trace, moe = read_trace(file or BUNDLED), sizes.spec.moe
-    found = len(trace.header.layers), trace.header.num_experts, trace.header.top_k
-    expected = len(sizes.expert_layers), moe.num_experts, moe.top_k
-    if trace.header.layers != sizes.expert_layers or found != expected:
+    found = trace.header.layers, trace.header.num_experts, trace.header.top_k
+    expected = sizes.expert_layers, moe.num_experts, moe.top_k
+    if found != expected:
         raise InputError(
             "a trace of another model" if file else "no routing of this model comes with Mosaic",
             file=file,
-            found="{} layers of {} experts, top {}".format(*found),
-            expected="{} layers of {} experts, top {}".format(*expected),
+            found=_shape(*found),
+            expected=_shape(*expected),
             remedy="record one with mosaic-run --record-routing, and name it with --trace"
             if has_folder
             else "name the model directory that it was recorded from, too",
@@ -109,3 +109,7 @@ def run(trace: Trace, machine: Hardware, sizes: ModelSizes, vram: int | None, ra
         print(f"simulating with {format_size(arena)} of VRAM for experts", file=sys.stderr)
         outcomes[arena] = simulate(trace, machine, sizes, budget)
     return chosen, outcomes
+
+
+def _shape(layers: tuple[int, ...], experts: int, top_k: int) -> str:
+    return f"{len(layers)} layers, {layers[0]} to {layers[-1]}, of {experts} experts, top {top_k}"
