@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,11 +89,8 @@ def command(
 
     Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
     """
-    lonely = {"--slots": slots, "--save-profile": save_profile} if replay is None else {}
-    lonely |= {"--trace": trace, "--vram": vram} if simulate is None else {}
-    if found := [name for name, value in lonely.items() if value]:
-        needed = "--replay" if found[0] in ("--slots", "--save-profile") else "--simulate"
-        raise InputError(f"{found[0]} needs {needed}", found=f"no {needed}", remedy="see mosaic-bench --help")
+    _need("--replay", replay, {"--slots": slots, "--save-profile": save_profile})
+    _need("--simulate", simulate, {"--trace": trace, "--vram": vram})
     if simulate is not None:
         used = ("simulate",) if simulate == KNOWN else SIMULATED
         options.refuse_beside(invocation, "--simulate", lambda name: name not in used)
@@ -167,6 +165,13 @@ def command(
     print(table(tests, figures))
     if as_json:
         print(json.dumps({**figures, "tests": [test.as_dict() for test in tests]}))
+
+
+def _need(mode: str, given: object, values: Mapping[str, object]) -> None:
+    """InputError for options, with what was given for them, that only mean something with `mode`."""
+    for option, value in values.items():
+        if value and given is None:
+            raise InputError(f"{option} needs {mode}", found=f"no {mode}", remedy="see mosaic-bench --help")
 
 
 def _simulate(

@@ -121,7 +121,7 @@ def test_a_model_directory_with_its_recorded_routing(bench, demo, recorded):
 
 
 def test_on_recorded_routing_the_claim_holds(bench, demo, recorded):
-    """A quarter of the experts in VRAM. Before a copy had to be worth what it evicts, it was less than 30 %."""
+    """A quarter of the experts in VRAM, although the demo uses them nearly alike."""
     file, _ = recorded
     sizes = sizes_in(demo)
     quarter = sizes.num_experts * sizes.expert // 4
