@@ -5,13 +5,13 @@ Layers of 8 experts, two used at a time; a copy takes 2 seconds.
 
 import functools
 
-import pytest
-
 from mosaic.runtime.experts.placement import WINDOW, PlacementPolicy
+from mosaic.runtime.experts.slots import SlotPolicy
 from mosaic.runtime.experts.trace import TraceHeader
+from mosaic.runtime.experts.tracker import Tracker
 from mosaic.runtime.simulator import tiers as module
 from mosaic.runtime.simulator.costs import Call
-from mosaic.runtime.simulator.tiers import RING, Tiers
+from mosaic.runtime.simulator.tiers import RING, Tiers, Vram
 
 HEADER = TraceHeader("by hand", (0,), 8, 2, 1)
 MANY = TraceHeader("by hand", (0,), 32, 16, 1)
@@ -110,11 +110,38 @@ def test_one_tier():
     assert [use(ram, [0, 1]) for _ in range(4)] == [Call(0, 2, 2, 0)] + [Call(0, 2, 0, 0)] * 3
 
 
-def test_the_experts_that_compute_keep_their_slots():
-    """Four slots full; the token's own two are not evicted for the others of its layer, however hot."""
-    header = TraceHeader("by hand", (0,), 8, 4, 1)
-    both = tiers(8, 8, header)
-    for number in range(30):
-        call = use(both, [number % 8, (number + 1) % 8, (number + 2) % 8, (number + 3) % 8], now=100.0 * number)
-        assert call.hot + call.cold == 4
-    assert call.hot == pytest.approx(4)
+def test_both_tiers_count_every_use(monkeypatch):
+    """As CachedExperts does, wherever an expert is computed."""
+    made = []
+
+    class Counting(SlotPolicy):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.used = []
+            made.append(self)
+
+        def use(self, key):
+            super().use(key)
+            self.used.append(key)
+
+    monkeypatch.setattr(module, "SlotPolicy", Counting)
+    both = tiers(ram=4)
+    calls = [use(both, [0, 1 + number % 4], now=10.0 * number) for number in range(9)]
+    assert sum(call.hot for call in calls) > 3
+    assert [sorted(policy.used) for policy in made] == [[0] * 9 + [1] * 3 + [2] * 2 + [3] * 2 + [4] * 2] * 2
+
+
+def test_the_least_used_goes_but_not_while_it_computes():
+    tracker = Tracker(WINDOW)
+    slots = SlotPolicy(4, (0,), 8, 2)
+    vram = Vram(slots, PlacementPolicy(tracker, 0, 1), copy=1.0)
+
+    def call(keys: list[int], uses: int, now: float) -> int:
+        tracker.observe(keys * uses)
+        return vram.promote(vram.place(keys, now), now)
+
+    assert [call(pair, 3, now=0.0) for pair in ([0, 1], [2, 3])] == [2, 2]
+    for pair in ([1, 2], [2, 3], [3, 1], [2, 3]):  # 0 is the least used, then 1
+        assert call(pair, 1, now=10.0) == 0
+    assert call([0, 4], 9, now=10.0) == 1
+    assert [slots.find(key) is not None for key in range(5)] == [True, False, True, True, True]
