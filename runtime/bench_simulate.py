@@ -9,7 +9,7 @@ from mosaic.runtime import hardware
 from mosaic.runtime.experts.trace import Trace, read_trace
 from mosaic.runtime.hardware import Hardware
 from mosaic.runtime.simulator import FOLDER
-from mosaic.runtime.simulator.budget import CONTEXT, make_budget
+from mosaic.runtime.simulator.budget import make_budget
 from mosaic.runtime.simulator.report import Outcomes, outcome_dict, outcome_lines, table
 from mosaic.runtime.simulator.simulation import simulate, warm_up
 from mosaic.runtime.simulator.sizes import ModelSizes, published, sizes_of
@@ -37,7 +37,7 @@ def print_simulation(
     chosen, outcomes = run(trace, machine, sizes, vram, ram)
     lines = [
         machine.title,
-        f"{sizes.model}: {sizes.num_experts:,} experts of {sizes.expert:,} bytes; {CONTEXT:,} tokens of context",
+        f"{sizes.model}: {sizes.num_experts:,} experts of {sizes.expert:,} bytes; {sizes.context:,} tokens of context",
         f"routing: {trace.header.model}{'' if file else ', bundled with Mosaic: not recorded from a model'}; "
         f"{len(trace.experts):,} tokens, of which {warm_up(trace):,} only fill the caches",
         *outcome_lines(outcomes[chosen], chosen),
@@ -51,7 +51,7 @@ def print_simulation(
             "model": sizes.model,
             "trace": str(file) if file else None,
             "routing": trace.header.model,
-            "context": CONTEXT,
+            "context": sizes.context,
             **outcome_dict(chosen, outcomes[chosen]),
             "budgets": [outcome_dict(*each) for each in outcomes.items()],
         }

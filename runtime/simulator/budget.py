@@ -12,7 +12,6 @@ from mosaic.runtime.hardware import Hardware
 from mosaic.runtime.simulator.sizes import ModelSizes
 from mosaic.runtime.sizes import format_size
 
-CONTEXT = 8 << 10  # tokens remembered
 PROGRAM = 1 << 30  # bytes of RAM: Python, torch, the work of a prompt; assumed
 
 
@@ -44,7 +43,7 @@ def make_budget(hardware: Hardware, sizes: ModelSizes, arena: int, ram: int | No
             raise _refused("this VRAM for experts is not usable here", arena, expected, "--vram")
         free = usable - slots * sizes.expert
         for layer, nbytes in enumerate(sizes.dense):
-            needed = nbytes + sizes.remembered(layer, CONTEXT)
+            needed = nbytes + sizes.remembered(layer)
             if needed > free:
                 break
             free -= needed
@@ -52,7 +51,7 @@ def make_budget(hardware: Hardware, sizes: ModelSizes, arena: int, ram: int | No
         head_on_gpu = gpu_layers == len(sizes.dense) and sizes.head <= free
     budget = hardware.ram.usable if ram is None else ram
     here = range(gpu_layers, len(sizes.dense))
-    fixed = PROGRAM + sum(sizes.dense[layer] + sizes.remembered(layer, CONTEXT) for layer in here)
+    fixed = PROGRAM + sum(sizes.dense[layer] + sizes.remembered(layer) for layer in here)
     fixed += 0 if head_on_gpu else sizes.head
     ram_slots = min((budget - fixed) // sizes.expert, most)
     if ram_slots < least:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from mosaic.runtime.hardware import Hardware
-from mosaic.runtime.simulator.budget import CONTEXT, Budget
+from mosaic.runtime.simulator.budget import Budget
 from mosaic.runtime.simulator.sizes import FLOAT, ModelSizes
 
 #: Where the time of a token goes, in the order in which it is told.
@@ -47,7 +47,7 @@ class Costs:
 
     def layer(self, number: int, call: Call) -> Spent:
         """One decoder layer; of one without experts the call is of none."""
-        spent = self._dense(self._sizes.dense[number] + self._sizes.passed(number, CONTEXT), self.on_gpu(number))
+        spent = self._dense(self._sizes.dense[number] + self._sizes.passed(number), self.on_gpu(number))
         hot, cold = call.hot * self.gpu, call.cold * self.cpu
         read = call.missing * self.disk + self.cpu if call.missing else 0.0
         if hot >= max(cold, read):

@@ -1,7 +1,8 @@
 """A trace, decoded token by token on a simulated machine; and the bytes over PCIe beside those of plain offloading.
 
 Plain offloading: the same slots of VRAM under the same cache policy, but every expert that is not there is copied, and
-the CPU computes none. What is counted begins after the first quarter of the trace, which fills the caches.
+the CPU computes none. Every token is decoded by itself, those of prompts too. What is counted begins after the first
+quarter of the trace, which fills the caches.
 """
 
 from collections import Counter

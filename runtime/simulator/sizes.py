@@ -14,6 +14,7 @@ from mosaic.runtime.simulator import FOLDER
 if TYPE_CHECKING:
     from mosaic.runtime.weights import Weights
 
+CONTEXT = 8 << 10  # tokens that a sequence remembers, if the model can
 PUBLISHED = FOLDER / "qwen3.6-35b-a3b.json"
 FLOAT = 4  # bytes of a float32: recurrent states, and what passes between layers
 KV = 2  # bytes of a BF16: keys and values
@@ -39,19 +40,24 @@ class ModelSizes:
         """In all layers."""
         return len(self.expert_layers) * self.spec.moe.num_experts
 
-    def remembered(self, layer: int, context: int) -> int:
-        """Bytes of what a layer remembers of so many tokens: keys and values, or its recurrent states."""
+    @property
+    def context(self) -> int:
+        """Tokens that are remembered."""
+        return min(CONTEXT, self.spec.max_position_embeddings)
+
+    def remembered(self, layer: int) -> int:
+        """Bytes of what a layer remembers: keys and values of the context, or its recurrent states."""
         attention, delta = self.spec.attention, self.spec.gated_delta
         if self.spec.layers[layer].mixer is Mixer.FULL_ATTENTION:
-            return context * 2 * attention.num_kv_heads * attention.head_dim * KV
+            return self.context * 2 * attention.num_kv_heads * attention.head_dim * KV
         assert delta is not None
         recurrent = delta.num_value_heads * delta.key_head_dim * delta.value_head_dim
         return FLOAT * (recurrent + (delta.conv_kernel - 1) * delta.conv_dim)
 
-    def passed(self, layer: int, context: int) -> int:
+    def passed(self, layer: int) -> int:
         """Bytes of it that a token reads and writes: a recurrent state both, of keys and values it adds little."""
         both = self.spec.layers[layer].mixer is not Mixer.FULL_ATTENTION
-        return self.remembered(layer, context) * (2 if both else 1)
+        return self.remembered(layer) * (2 if both else 1)
 
     def to_json(self) -> dict[str, object]:
         """As JSON values."""

@@ -60,8 +60,8 @@ def test_what_a_layer_remembers_lies_beside_it():
     sizes = model()
     attention = dataclasses.replace(sizes.spec.attention, num_kv_heads=2, head_dim=8)
     sizes = dataclasses.replace(sizes, spec=dataclasses.replace(sizes.spec, attention=attention))
-    remembered = sizes.remembered(0, budget_module.CONTEXT)
-    assert remembered == budget_module.CONTEXT * 2 * 2 * 8 * 2
+    remembered = sizes.remembered(0)
+    assert remembered == sizes.context * 2 * 2 * 8 * 2
     assert make_budget(card(LEAST + DENSE + remembered - 2), sizes, LEAST, None).gpu_layers == 0
     assert make_budget(card(LEAST + DENSE + remembered + 2), sizes, LEAST, None).gpu_layers == 1
     assert make_budget(card(LEAST + 2), sizes, LEAST, 12 * GB + 2 * remembered).ram_slots == 4

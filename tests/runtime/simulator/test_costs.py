@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mosaic.runtime.simulator.budget import CONTEXT, Budget
+from mosaic.runtime.simulator.budget import Budget
 from mosaic.runtime.simulator.costs import Call, Costs
 from support.simulated import HIDDEN, machine, model
 
@@ -76,4 +76,4 @@ def test_what_a_layer_remembers_is_read():
     sizes = dataclasses.replace(sizes, spec=dataclasses.replace(sizes.spec, attention=attention))
     costs = Costs(machine(), sizes, Budget(4, 8, 2, True))
     added = costs.layer(0, Call(0, 0, 0, 0))["dense, GPU"] - 0.2
-    assert added == pytest.approx(CONTEXT * 2 * 2 * (1 << 12) * 2 / 10e9)
+    assert added == pytest.approx(sizes.context * 2 * 2 * (1 << 12) * 2 / 10e9)

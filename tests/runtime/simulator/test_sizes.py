@@ -51,12 +51,13 @@ def test_the_published_model(tmp_path):
 
 
 def test_what_is_remembered_is_what_the_runtime_keeps(tiny):
-    sizes, tokens = sizes_in(tiny), 10
+    sizes = sizes_in(tiny)
+    assert sizes.context == sizes.spec.max_position_embeddings < published().context == 8192
     attention, delta = sizes.spec.attention, sizes.spec.gated_delta
     pool = KVPool(attention.num_kv_heads, attention.head_dim, KVFormat.BF16)
     for number, layer in enumerate(sizes.spec.layers):
         if layer.mixer is Mixer.FULL_ATTENTION:
-            assert sizes.remembered(number, tokens) == sizes.passed(number, tokens) == tokens * pool.token_nbytes
+            assert sizes.remembered(number) == sizes.passed(number) == sizes.context * pool.token_nbytes
         else:
-            assert sizes.remembered(number, tokens) == DeltaState(delta).nbytes
-            assert sizes.passed(number, tokens) == 2 * DeltaState(delta).nbytes
+            assert sizes.remembered(number) == DeltaState(delta).nbytes
+            assert sizes.passed(number) == 2 * DeltaState(delta).nbytes
