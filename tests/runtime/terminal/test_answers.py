@@ -44,7 +44,7 @@ def test_json_has_the_answer_and_its_figures(here, demo, answer):
     assert result.stderr == ""
     found = json.loads(result.stdout)
     assert f"{found['content']}\n" == answer
-    assert (found["reasoning_content"], found["tool_calls"], found["finish_reason"]) == (None, [], "max tokens")
+    assert (found["reasoning_content"], found["tool_calls"], found["finish_reason"]) == (None, [], "length")
     usage, stats = found["usage"], found["stats"]
     assert usage["completion_tokens"] == stats["generated_tokens"] == 12
     assert usage["total_tokens"] == usage["prompt_tokens"] + 12

@@ -67,6 +67,15 @@ def test_a_chat_from_greeting_to_end(chat, tmp_path):
     assert [json.loads(line) for line in history.read_text().splitlines()][:2] == ["Who was Moses?", "/retry"]
 
 
+def test_what_is_typed_during_an_answer_is_kept_for_the_next_prompt(chat):
+    with chat("--temperature", 0, "--logit-bias", "4082=-inf", "--max-tokens", 300) as terminal:
+        terminal.type("Tell me all.\r")
+        terminal.read_until(r"all\.\s+\S+ \S+ \S+")
+        terminal.type("typed ahead")
+        said = terminal.read_until(r"ended by max tokens\s+>[^>]*typed ahead\s*$")
+    assert said.count("typed ahead") == 1  # at the prompt, and not within the answer
+
+
 def test_pasted_and_typed_lines_are_one_message(chat, tmp_path):
     saved = tmp_path / "talk.json"
     with chat(*GREEDY) as terminal:

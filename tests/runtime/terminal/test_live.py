@@ -5,6 +5,7 @@ import os
 import pty
 import struct
 import termios
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,14 @@ def terminal(monkeypatch):
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
     with os.fdopen(slave, "w") as stream:
         monkeypatch.setattr(live, "sys", SimpleNamespace(stderr=stream))  # pytest changes sys.stderr back before a test
-        yield lambda: os.read(master, 65536).decode()
+
+        def sent() -> str:
+            """All of it: what was written in several pieces may arrive so."""
+            stream.flush()
+            time.sleep(0.05)
+            return os.read(master, 65536).decode()
+
+        yield sent
     os.close(master)
 
 

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from support.mosaic_run import assert_refused
+from support.pseudo_terminal import Terminal
 
 GREEDY = ("--temperature", 0, "--max-tokens", 8, "--json")
 
@@ -40,6 +41,24 @@ def test_settings_stay_unless_given_anew(ask, here, demo, tmp_path):
     here(demo, "Hello", "--session", file, "--temperature", 0, "--max-tokens", 3)
     third = json.loads(here(demo, "Hello", "--session", file, "--json").stdout)
     assert third["usage"]["completion_tokens"] <= 3
+
+
+def test_two_programs_do_not_overwrite_each_other(demo, tmp_path):
+    """The one that comes second says so, and loses nothing of its own."""
+    file, saved = tmp_path / "talk.session", tmp_path / "mine.json"
+    options = ("--temperature", 0, "--max-tokens", 3, "--session", file)
+    with Terminal(demo, *options, XDG_STATE_HOME=str(tmp_path)) as one:
+        one.read_until(r">\s*$")
+        with Terminal(demo, *options, XDG_STATE_HOME=str(tmp_path)) as other:
+            other.read_until(r">\s*$")
+            one.type("From the first\r")
+            one.read_until(r"ended by max tokens\s+>\s*$")
+            other.type("From the second\r")
+            assert "changed by another program" in other.read_until(r"/save[^>]*>\s*$")
+            other.type(f"/save {saved}\r")
+            other.read_until(r"2 messages saved.*\s+>\s*$")
+    assert b"From the first" in file.read_bytes()
+    assert "From the second" in saved.read_text()
 
 
 def test_a_damaged_session_is_refused_and_left_alone(ask, here, demo, tmp_path):
