@@ -1,11 +1,8 @@
 """What an answer has to look like, as a grammar: JSON, JSON of a schema, or calls of tools, after any thinking."""
 
 from mosaic.runtime.serve.chat_schema import ChatRequest
-from mosaic.runtime.text.lark import json_of
+from mosaic.runtime.text.lark import json_of, reply
 from mosaic.runtime.text.tool_calls import ToolFormat, call_grammar
-
-#: Thinking may say anything; the grammar begins after it.
-THINKING = 'thinking[suffix="</think>"]: /(?s:.*)/\n'
 
 
 def grammar(asked: ChatRequest, tool_format: ToolFormat | None, inside_reasoning: bool) -> str | None:
@@ -15,5 +12,4 @@ def grammar(asked: ChatRequest, tool_format: ToolFormat | None, inside_reasoning
         return call_grammar(asked.offered, tool_format, inside_reasoning=inside_reasoning)
     if asked.schema_wanted is None:
         return None
-    start = f"{json_of(asked.schema_wanted)}\n"
-    return f"start: thinking /\\s*/ {start}{THINKING}" if inside_reasoning else f"start: {start}"
+    return reply(json_of(asked.schema_wanted), thinking=inside_reasoning)
