@@ -20,7 +20,7 @@ demo: (setup "[serve]")
 
 # Install what the tests need and run all of them that are quick.
 test: (setup "[test]") lint
-    {{ bin }}/python -m pytest
+    {{ bin }}/python -m pytest -n 2 --dist loadfile
 
 # The tests that take minutes: whole perplexities, the wheel in a fresh environment, lm-eval over the server.
 test-slow: (setup "[test,slow-test]")

@@ -1,5 +1,6 @@
 """One answer, from a request to pieces of text: drives the scheduler and reads the tokens, in one thread."""
 
+import weakref
 from collections.abc import Callable, Iterator
 
 from mosaic.runtime.request import FinishReason, Generation, Request
@@ -25,6 +26,9 @@ class Answering:
         self._reader = reader
         self._after_step = after_step
         self.generation = scheduler.submit(request)
+        weakref.finalize(
+            self, scheduler.cancel, self.generation
+        ).atexit = False  # never iterated, it would wait for ever
         self.chosen: list[Chosen] = []
 
     def __iter__(self) -> Iterator[Piece]:

@@ -89,6 +89,7 @@ def make_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes) -> MemoryP
             f"keys and values of {of_all}{context:,} tokens": sequences * context * _kv_nbytes(spec, kv),
             "recurrent states": sequences * state,
             "states kept for later prompts": kept,
+            "logits": 4 * sequences * spec.vocab_size,
         }
 
     for kept in (most, least):

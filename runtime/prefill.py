@@ -15,10 +15,9 @@ SHORTEST = 2  # tokens of a piece
 def marks(boundaries: Sequence[int], total: int) -> list[int]:
     """Where states are kept while `total` tokens are read: at the last boundary, and before it at some.
 
-    Without boundaries, at the end: a longer prompt may begin with this one.
+    Without boundaries as near the end as can be: the same prompt may come again, or a longer one.
     """
-    if not boundaries:
-        return [total]
+    boundaries = boundaries or [total - SHORTEST]
     usable = [place for place in boundaries if SHORTEST <= place <= total - SHORTEST]
     chosen: list[int] = []
     for place in usable[:-1]:

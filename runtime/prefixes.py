@@ -26,8 +26,8 @@ class StateCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of recurrent states that it holds."""
-        return sum(snapshot.nbytes for snapshot in self._entries.values())
+        """Bytes of recurrent states that it holds. May be asked for by any thread."""
+        return sum(snapshot.nbytes for snapshot in list(self._entries.values()))
 
     def put(self, tokens: Sequence[int], snapshot: Snapshot) -> None:
         """Keep a snapshot of a sequence of these tokens, if it fits the budget at all.

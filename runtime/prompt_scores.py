@@ -9,18 +9,19 @@ from torch import Tensor
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.sampler import Chosen, scored
 
-BLOCK_LOGITS = 1 << 23  # at a time
+BLOCK_LOGITS = 1 << 22  # at a time
 
 
 def scores_of(
     model: HybridModel, hidden: Tensor, following: Sequence[int], logprobs: int, num_tokens: int
 ) -> list[Chosen]:
     """How likely each of `following` was by final hidden states [T, H], the row before it; T or T - 1 tokens."""
-    if not following:
-        return []
     found: list[Chosen] = []
-    # Even blocks: a row alone would take other kernels than several do.
-    for rows in torch.arange(len(following)).tensor_split(ceil(len(following) * model.spec.vocab_size / BLOCK_LOGITS)):
+    # Even blocks, and the last row with them: a row alone would take other kernels than several do.
+    for rows in torch.arange(hidden.shape[0]).tensor_split(
+        ceil(hidden.shape[0] * model.spec.vocab_size / BLOCK_LOGITS)
+    ):
         for row, logits in zip(rows.tolist(), model.logits(hidden[rows]).numpy(), strict=True):
-            found.append(scored(logits, following[row], logprobs, num_tokens))
+            if row < len(following):
+                found.append(scored(logits, following[row], logprobs, num_tokens))
     return found

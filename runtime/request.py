@@ -22,7 +22,8 @@ class FinishReason(StrEnum):
     MAX_TOKENS = "max tokens"
     CONTEXT_FULL = "context full"
     CANCELLED = "cancelled"
-    FAILED = "failed"
+    REFUSED = "refused"  # what was asked for cannot be followed any further
+    FAILED = "failed"  # the model cannot go on
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ class Generation:
         return fresh
 
     def finish(self, reason: FinishReason, error: InputError | None = None) -> None:
-        """There will be no more tokens. The first reason stands."""
-        if self.finish_reason is None:
-            self.finish_reason, self.error = reason, error
-            self.stats.stop_reason = reason
+        """There will be no more tokens. The first reason stands, but that whoever reads the text found its end."""
+        if self.finish_reason is None or reason is FinishReason.STOP_STRING:
+            self.finish_reason = self.stats.stop_reason = reason
+            # Its traceback would hold the sequence's state, and with it pages, until a cycle of garbage is found.
+            self.error = error and error.with_traceback(None)

@@ -1,7 +1,7 @@
 """Runs several requests over one model at a time: a piece of a prompt, then a token of each answer, and so on.
 
-One thread, no I/O. What a request's tokens are does not depend on what runs beside it. States that later prompts may
-begin with are kept: where the last message of a prompt ends, and where an answer ends.
+One thread, no I/O. What runs beside a request changes none of its tokens. States that later prompts may begin with are
+kept: where the last message of a prompt ends, and where an answer ends.
 """
 
 import time
@@ -104,8 +104,7 @@ class Scheduler:
 
     def run(self, request: Request) -> Iterator[Chosen]:
         """The tokens that follow, as they are chosen; others advance meanwhile. Cancelled when closed early."""
-        generation = self.submit(request)
-        return self.tokens(generation)
+        yield from self.tokens(self.submit(request))
 
     def tokens(self, generation: Generation) -> Iterator[Chosen]:
         """What `run` gives, of a request that was submitted."""
@@ -143,6 +142,8 @@ class Scheduler:
             self._sound = True
         except InputError as error:  # a file that changed, say: states cannot be trusted, but those kept earlier
             self._drop(FinishReason.FAILED, error)
+        except MemoryError:
+            self._drop(FinishReason.FAILED, _no_memory())
         for sequence in working:
             sequence.count(before, self._counters())
         return True
@@ -154,7 +155,7 @@ class Scheduler:
         prompt, first = sequence.request.prompt, len(sequence.tokens)
         limit = IN_COMPANY if self._answering else PREFILL_CHUNK
         last = next_cut(first, sequence.marks, len(prompt), limit)
-        self._make_room([(first, last)])
+        self._make_room(self._growth(first, last))
         sequence.generation.prompt_done, sequence.generation.piece = first, last - first
         hidden = self.model.hidden(prompt[first:last], sequence.state)
         logits = self.model.logits(hidden[-1:])[0].numpy() if last == len(prompt) else None
@@ -178,12 +179,13 @@ class Scheduler:
         prompt = sequence.request.prompt
         if sequence.request.score_prompt:
             return
-        found = self.cache.longest(prompt, len(prompt) - SHORTEST)
-        if found and found[1] > len(sequence.tokens):
+        found, read = self.cache.longest(prompt, len(prompt) - SHORTEST), len(sequence.tokens)
+        if found and found[1] > read:
             snapshot, length = found
+            self._make_room(self.model.pages(1))
             sequence.state = snapshot.resume(length)
             sequence.tokens = list(prompt[:length])
-            sequence.stats.reused_tokens = length
+            sequence.stats.reused_tokens += length - read
 
     def _score(self, sequence: Running, hidden: Tensor, first: int) -> None:
         """Score what follows each token of a piece that began at `first`, as far as it is of the prompt."""
@@ -196,7 +198,7 @@ class Scheduler:
     def _decode(self, sequences: list[Running]) -> float:
         """Run the token that each of them chose last, and choose the next. Seconds that it took."""
         start = time.perf_counter()
-        self._make_room([(len(each.tokens), len(each.tokens) + 1) for each in sequences])
+        self._make_room(sum(self._growth(len(each.tokens), len(each.tokens) + 1) for each in sequences))
         hidden = self.model.step([each.last for each in sequences], [each.state for each in sequences])
         rows = self.model.logits(hidden[:, None])[:, 0].numpy()
         seconds = time.perf_counter() - start
@@ -218,7 +220,7 @@ class Scheduler:
         try:
             chosen = sequence.sampler.choose(logits)
         except InputError as error:  # a grammar or a bias that leaves nothing: no concern of the others
-            return self._end(sequence, FinishReason.FAILED, error)
+            return self._end(sequence, FinishReason.REFUSED, error)
         if chosen.token in self.stop or chosen.token in request.stop_tokens:
             sequence.generation.ended_by = chosen
             return self._end(sequence, FinishReason.STOP_TOKEN)
@@ -233,13 +235,15 @@ class Scheduler:
         for places in (self._reading, self._answering):
             if sequence in places:
                 places.remove(sequence)
-        self._keep(sequence)
+        if reason is not FinishReason.REFUSED:  # that may be for logits that are no numbers
+            self._keep(sequence)
         sequence.generation.finish(reason, error)
 
     def _keep(self, sequence: Running) -> None:
         """Remember a sequence as it is now, for prompts that begin so."""
         worth = sequence.tokens and not sequence.request.score_prompt
         if worth and self.cache.make_room(sequence.state.nbytes):
+            self._make_room(self.model.pages(1))
             self.cache.put(sequence.tokens, sequence.state.snapshot())
 
     def _drop_unsound(self) -> None:
@@ -255,11 +259,14 @@ class Scheduler:
         self._answering.clear()
         self._sound = True
 
-    def _make_room(self, growing: Sequence[tuple[int, int]]) -> None:
-        """Forget kept states until sequences can grow so, from and to, in the memory for keys and values."""
-        needed = sum(self.model.pages(last) - self.model.pages(first) for first, last in growing)
-        while needed and self.model.pages_in_use + needed > self._most_pages and self.cache.evict():
+    def _make_room(self, pages: int) -> None:
+        """Forget kept states until there is memory for keys and values in so many more pages."""
+        while pages and self.model.pages_in_use + pages > self._most_pages and self.cache.evict():
             pass
+
+    def _growth(self, first: int, last: int) -> int:
+        """Pages that a sequence of `first` tokens needs to have `last`."""
+        return self.model.pages(last) - self.model.pages(first)
 
     def _counters(self) -> tuple[Traffic, int]:
         return self._traffic(), major_faults()
@@ -281,3 +288,12 @@ class Scheduler:
                 expected=f"token ids from 0 to {self._num_tokens - 1:,}",
                 remedy="use the model's own tokenizer",
             )
+
+
+def _no_memory() -> InputError:
+    return InputError(
+        "the system gives no more memory",
+        found="an allocation that failed",
+        expected="what was planned for",
+        remedy="give less with --ram, or end what else takes memory",
+    )

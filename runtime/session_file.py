@@ -79,25 +79,30 @@ def _used(stored: Tensor, count: int) -> Bytes:
 
 
 def load(
-    file: Path, identity: Identity, model: HybridModel, budget: int | None = None
+    file: Path, identity: Identity, model: HybridModel, budget: int | None = None, longest: int | None = None
 ) -> tuple[list[State], dict[str, Any]]:
     """The states and the JSON object of a file, in the order in which `save` was given them.
 
-    `budget`: most bytes of recurrent states; if there are more, the first states are left out. InputError if the file
-    is damaged, of another model, or has keys and values in another format.
+    `budget`: most bytes of recurrent states; if there are more, the first states are left out. `longest`: states of
+    more tokens are left out, too. InputError if the file is damaged, of another model, or has keys and values in
+    another format.
     """
     empty = model.new_sequence()
     header = read_head(file, identity, empty.layers, model.spec.max_position_embeddings)
     contents = header.contents
     fitting = budget // empty.nbytes if budget is not None and empty.nbytes else len(contents.lengths)
-    left_out = max(len(contents.lengths) - fitting, 0)
+    short = [number for number, length in enumerate(contents.lengths) if longest is None or length <= longest]
+    wanted = set(short[max(len(short) - fitting, 0) :])
     try:
         with file.open("rb") as stream:
             reader = Reader(stream, header.nbytes)
-            for number in range(left_out):
-                for entry in contents.state_entries(number, empty.layers):
-                    reader.skip(entry.nbytes)
-            drafts = [_Draft(reader, model.new_sequence().layers, length) for length in contents.lengths[left_out:]]
+            drafts = []
+            for number, length in enumerate(contents.lengths):
+                if number in wanted:
+                    drafts.append(_Draft(reader, model.new_sequence().layers, length))
+                else:
+                    for entry in contents.state_entries(number, empty.layers):
+                        reader.skip(entry.nbytes)
             numbers = {number for draft in drafts for row in draft.table for number in row}
             if numbers and not 0 <= min(numbers) <= max(numbers) < contents.pages:
                 raise damaged(file, f"a state of pages {min(numbers)} to {max(numbers)}", f"0 to {contents.pages - 1}")

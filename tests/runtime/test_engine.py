@@ -93,6 +93,17 @@ def test_a_stop_string_ends_the_text_before_it(engine):
     assert answer.stats.stop_reason == "stop string"
 
 
+def test_a_stop_string_that_ends_with_the_last_token_is_the_reason(engine):
+    whole = engine.generate(PROMPT, max_tokens=8, temperature=0.0)
+    answer = engine.generate(PROMPT, max_tokens=8, temperature=0.0, stop=[whole.text[-4:]])
+    assert (answer.text, answer.finish_reason) == (whole.text[:-4], "stop string")
+
+
+def test_an_answer_that_nobody_reads_is_not_worked_on(engine):
+    engine.answering(MESSAGES)
+    assert (engine.scheduler.active, engine.scheduler.waiting) == (0, 0)
+
+
 def test_leaving_a_stream_ends_the_work(engine):
     for _ in engine.stream(PROMPT):
         break

@@ -43,8 +43,9 @@ def test_states_are_kept_at_the_last_boundary_and_at_some_before(data):
     assert all(later - earlier >= SPACING for earlier, later in zip([0, *found[:-1]], found[:-1], strict=False))
 
 
-def test_without_boundaries_the_end_is_kept():
-    assert marks([], 500) == [500]
+def test_without_boundaries_it_is_kept_near_the_end():
+    assert marks([], 500) == [498]
+    assert marks([], 3) == []
 
 
 def test_a_single_token_is_a_piece_only_where_there_is_no_other():

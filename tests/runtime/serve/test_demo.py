@@ -38,12 +38,12 @@ def asking(question: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def alone(demo):
     """The same model, without a server."""
-    return Engine.load(demo, context=512, ram="512MiB")
+    return Engine.load(demo, context=512)
 
 
 @pytest.fixture(scope="module")
 def server(demo):
-    with serving(lambda: Engine.load(demo, context=512, parallel=3, ram="512MiB")) as served:
+    with serving(lambda: Engine.load(demo, context=512, parallel=3)) as served:
         yield served
 
 
