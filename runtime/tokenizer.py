@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer as Library
@@ -14,7 +14,7 @@ TOKENIZER_FILE = "tokenizer.json"
 SHRINKS = {None: 1, "NFC": 3}
 
 
-class TooManyTokens(InputError):
+class TooLongError(InputError):
     """A text that is certain to have more tokens than it may have, without being tokenised."""
 
 
@@ -61,11 +61,11 @@ class Tokenizer:
     def encode(self, text: str, at_most: int | None = None) -> list[int]:
         """Token ids; special tokens in the text are recognised, none are added.
 
-        TooManyTokens, at once, for a text that is so long that it has more than `at_most`; others may have more, too.
+        TooLongError, at once, for a text that is so long that it has more than `at_most`; others may have more, too.
         """
         nbytes = len(text.encode(errors="surrogatepass"))
         if at_most is not None and self._most_bytes and nbytes > at_most * self._most_bytes:
-            raise TooManyTokens(
+            raise TooLongError(
                 "the text is too long", found=f"{nbytes:,} bytes", expected=f"at most {at_most:,} tokens",
                 remedy="shorten it",
             )  # fmt: skip
@@ -105,26 +105,26 @@ class Tokenizer:
         """A token in a list of tokens: special ones by name, bytes that are no whole characters by their numbers."""
         return self._added.get(number) or self.token_bytes(number).decode(errors="backslashreplace")
 
-    def decode(self, numbers: Iterable[int]) -> str:
-        """All of a text at once."""
-        stream = self.stream()
+    def decode(self, numbers: Iterable[int], *, special: bool = False) -> str:
+        """All of a text at once; `special`: with the special tokens' names."""
+        stream = self.stream(special=special)
         return "".join(stream.push(number) for number in numbers) + stream.finish()
 
-    def stream(self) -> "TextStream":
-        """A decoder for tokens that arrive one at a time."""
-        return TextStream(self)
+    def stream(self, *, special: bool = False) -> "TextStream":
+        """A decoder for tokens that arrive one at a time; `special`: with the special tokens' names."""
+        return TextStream(self.written if special else self.token_bytes)
 
 
 class TextStream:
     """Turns tokens into text as they come; a character split over tokens waits until it is whole."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, number: int) -> str:
         """The text that one more token completes."""
-        return self._decoder.decode(self._tokenizer.token_bytes(number))
+        return self._decoder.decode(self._bytes_of(number))
 
     def finish(self) -> str:
         """What is left at the end: U+FFFD for a character that never became whole."""

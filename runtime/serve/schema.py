@@ -108,6 +108,11 @@ class Common(Asked):
             raise ValueError("stream_options: only with stream")
         return self
 
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with what it took."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
     def sampling(self, defaults: Sampling, num_tokens: int) -> Sampling:
         """What was asked, and the model's defaults for the rest. ApiError for biases of ids that are no tokens."""
         names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

@@ -44,7 +44,7 @@ class Dialogue:
     ) -> ChatPrompt:
         """The prompt for some messages in the API's form. `thinking` None: as the template has it by default.
 
-        `at_most`: of so many tokens; TooManyTokens, at once, for one so long that it is certain to have more.
+        `at_most`: of so many tokens; TooLongError, at once, for one so long that it is certain to have more.
 
         `variables` are handed to the template. InputError for messages it does not take, for what is not text, and for
         variables of OWN_VARIABLES; those that are parameters here, callers have to refuse.
