@@ -11,7 +11,7 @@ from typing import Any
 from mosaic.runtime.serve.answers import Choice, Delta, Deltas, answers, together
 from mosaic.runtime.serve.constraint import Constraint
 from mosaic.runtime.serve.service import Service
-from mosaic.runtime.serve.stream import to_json
+from mosaic.runtime.serve.stream import to_json_aside
 from mosaic.runtime.serve.tally import Tally
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ class Job:
 
         def made() -> bytes:
             choices = [self.form.choice(delta) for delta in deltas]
-            return to_json({**self.form.head, "choices": choices, "usage": tally.usage()})
+            return to_json_aside({**self.form.head, "choices": choices, "usage": tally.usage()})
 
         return await service.prepare(made, long=self.choices[0].request.logprobs is not None)
 

@@ -35,10 +35,10 @@ class Origins:
             host, origin = headers.get("host", "").lower(), headers.get("origin")
             if host and self._hosts is not None and not _own(host, self._hosts):
                 remedy = "use localhost or an address, start the server with this --host, or with --api-key"
-                app = _forbidden(f"this server is not known by the name {ascii(host)}: {remedy}")
+                app = _forbidden(f"this server is not known by the name {host!a}: {remedy}")
             elif scope["method"] == "POST" and origin is not None and not self._may_ask(origin, host):
                 remedy = "start the server with it as --cors-origin"
-                app = _forbidden(f"the web site {ascii(origin)} may not use this server: {remedy}")
+                app = _forbidden(f"the web site {origin!a} may not use this server: {remedy}")
         await app(scope, receive, send)
 
     def _may_ask(self, origin: str, host: str) -> bool:

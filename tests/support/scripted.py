@@ -26,6 +26,11 @@ from support.tiny_tokenizer import END_OF_TEXT, IM_END, write_tokenizer
 
 ANY = -1
 
+
+class RefusedError(InputError):
+    """In a script: it is the request that cannot go on, not the engine."""
+
+
 Step = int | InputError | threading.Event
 Script = Callable[[Request], Iterable[Step]]
 
@@ -149,7 +154,8 @@ class ScriptedScheduler:
             return None
         step = script.popleft()
         if isinstance(step, InputError):
-            return self._end(generation, FinishReason.FAILED, step)
+            reason = FinishReason.REFUSED if isinstance(step, RefusedError) else FinishReason.FAILED
+            return self._end(generation, reason, step)
         if isinstance(step, threading.Event):
             return None
         if request.mask:
