@@ -29,8 +29,8 @@ def test_names_that_no_site_can_have(local, host):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example.com", "evil.example.com:8080", "127.example.org", "localhost.evil.com", "evillocalhost", "127.0.0.1.x",
-     "localhost@evil.com:80", "[::1", "a b", "%6cocalhost", "0", "\xff"],
+    ["evil.example.com", "evil.example.com:8080", "127.example.org", "localhost.evil.com", "evillocalhost",
+     "127.0.0.1.x", "localhost@evil.com:80", "[::1", "a b", "%6cocalhost", "0", "\xff"],
 )  # fmt: skip
 def test_names_that_a_site_may_have_made_up(local, host):
     """DNS rebinding: the site's name, as Host and in Origin, resolves to this machine."""
