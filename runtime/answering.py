@@ -35,14 +35,18 @@ class Answering:
         """Pieces of the reply, each as soon as it is certain."""
         generation, reader = self.generation, self._reader
         try:
-            while generation.finish_reason is None:
-                self._scheduler.step()
+            while True:
+                over = generation.finish_reason  # others that are iterated step, too, and may have ended it
                 for chosen in generation.take():
                     self.chosen.append(chosen)
                     yield from reader.push(chosen.token)
                     if reader.stopped:
                         self._scheduler.cancel(generation, FinishReason.STOP_STRING)
+                        over = generation.finish_reason
                         break
+                if over:
+                    break
+                self._scheduler.step()
                 self._after_step(generation)
             yield from reader.finish()
             if generation.error:

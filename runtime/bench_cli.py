@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 PROMPT, GENERATE = 512, 1 << 7  # tokens, as llama-bench has them; not the block of the format
 CEILING_SECONDS = 1.0
 REPLAYED = ("replay", "slots", "save_profile", "as_json")  # what --replay uses
+SIMULATED = ("out", "demo", "simulate", "trace", "vram", "ram", "as_json")  # what --simulate uses
+KNOWN = "list"  # instead of a profile: the names of those there are
 
 Figures = dict[str, float | int | str | None]
 
@@ -38,6 +41,20 @@ def command(
     save_profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="With --replay: add the trace's uses to a profile for mosaic-run --warm."),
+    ] = None,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINE",
+            help="Measure nothing: foresee another machine, by the name or file of a profile; or list.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --simulate: a trace of mosaic-run; else a synthetic one."),
+    ] = None,
+    vram: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --simulate: VRAM for experts; default: 3.2GiB.")
     ] = None,
     prompt: Annotated[
         list[int] | None, typer.Option(min=1, metavar="TOKENS", help=f"Length of a prompt, {PROMPT}; may be repeated.")
@@ -65,19 +82,30 @@ def command(
     --replay measures no time: it shows how many of a trace's experts a cache of so many slots would have held, by our
     policy, LRU, LFU and the best one in hindsight (Belady), and the bytes to be read for a token.
 
+    --simulate measures nothing either: it foresees what a machine that is not here makes of OUT, or, without OUT, of
+    Qwen3.6-35B-A3B. A trace goes through the real tracker, promotion policy and slots of VRAM and RAM; a profile of
+    the machine, published and assumed figures, says what each step takes. It shows tokens per second, hits, and what
+    crosses PCIe if the CPU computes the experts that VRAM lacks, beside what would if all of them were copied.
+
     Exit codes: 0 done, 2 bad input or refused, 130 interrupted.
     """
+    _need("--replay", replay, {"--slots": slots, "--save-profile": save_profile})
+    _need("--simulate", simulate, {"--trace": trace, "--vram": vram})
+    if simulate is not None:
+        used = ("simulate",) if simulate == KNOWN else SIMULATED
+        options.refuse_beside(invocation, "--simulate", lambda name: name not in used)
+        if out and demo:
+            options.one_model(out, demo, "mosaic-bench")
+        _simulate(simulate, trace, out, demo, options.size("--vram", vram), options.size("--ram", ram), as_json)
+        return
     given = {"OUT": out is not None, "--demo": demo, "--replay": replay is not None}
     if sum(given.values()) != 1:
         raise InputError(
             "what to measure is not clear",
             found=" and ".join(name for name, present in given.items() if present) or "none of them",
-            expected="one of OUT, --demo and --replay",
+            expected="one of OUT, --demo, --replay and --simulate",
             remedy="see mosaic-bench --help",
         )
-    if (slots or save_profile) and not replay:
-        lonely = "--slots" if slots else "--save-profile"
-        raise InputError(f"{lonely} needs a trace", found="no --replay", remedy="see mosaic-bench --help")
     if replay:
         options.refuse_beside(invocation, "--replay", lambda name: name not in REPLAYED)
         from mosaic.runtime.bench_replay import add_to_profile, print_replay
@@ -137,6 +165,25 @@ def command(
     print(table(tests, figures))
     if as_json:
         print(json.dumps({**figures, "tests": [test.as_dict() for test in tests]}))
+
+
+def _need(mode: str, given: object, values: Mapping[str, object]) -> None:
+    """InputError for options, with what was given for them, that only mean something with `mode`."""
+    for option, value in values.items():
+        if value and given is None:
+            raise InputError(f"{option} needs {mode}", found=f"no {mode}", remedy="see mosaic-bench --help")
+
+
+def _simulate(
+    machine: str, trace: Path | None, out: Path | None, demo: bool, vram: int | None, ram: int | None, as_json: bool
+) -> None:
+    from mosaic.runtime.bench_simulate import print_known, print_simulation
+
+    if machine == KNOWN:
+        print_known()
+    else:
+        folder = options.model_folder(out) if out or demo else None
+        print_simulation(machine, trace, folder, vram, ram, as_json)
 
 
 def table(tests: "list[Measurement]", figures: Figures) -> str:

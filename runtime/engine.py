@@ -10,11 +10,12 @@
     print(engine.chat(messages)["content"])
     print(sum(engine.score("The capital of France is", " Paris")))
 
-An engine belongs to one thread. What runs several requests at a time is `engine.scheduler`, and mosaic-serve.
+An engine belongs to the thread that uses it first. What runs several requests at a time is `engine.scheduler`, and
+mosaic-serve.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
+from mosaic.recipes import cache_folder
 from mosaic.runtime import session_file
 from mosaic.runtime.answering import Answering
 from mosaic.runtime.grammar import Grammars
@@ -61,10 +63,10 @@ class Answer:
 class Engine:
     """A model that is ready to answer. Made by `Engine.load`."""
 
-    def __init__(self, folder: Path, loading: Loading, loaded: Loaded) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, loading: Loading, loaded: Loaded) -> None:
         self.folder = folder
         self.model = loaded.model
-        self.tokenizer = Tokenizer(folder)
+        self.tokenizer = tokenizer
         recommended = generation_defaults(folder)
         self.defaults: Sampling = recommended.sampling
         self.stop: frozenset[int] = recommended.stop | _config_stop(folder)
@@ -116,13 +118,14 @@ class Engine:
             parallel=parallel,
             state_budget=_nbytes("state_budget", state_budget),
         )
-        Tokenizer(folder)  # what is refused is refused before the weights are read, and what it takes is planned for
-        return cls(folder, loading, loading.load(ops, options or LoadOptions(), progress))
+        tokenizer = Tokenizer(folder)  # before the weights: it may be refused, and what it takes is planned for
+        return cls(folder, tokenizer, loading, loading.load(ops, options or LoadOptions(), progress))
 
     @property
     def model_name(self) -> str:
-        """What the model is called: the name of its directory."""
-        return self.folder.resolve().name
+        """What the model is called: the name of its directory, or demo."""
+        folder = self.folder.resolve()
+        return "demo" if folder.parent == cache_folder().resolve() else folder.name
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -144,7 +147,7 @@ class Engine:
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seed: int | None = None,
         logprobs: int | None = None,
         **sampling: Any,
@@ -163,7 +166,7 @@ class Engine:
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seed: int | None = None,
         **sampling: Any,
     ) -> Iterator[str]:
@@ -185,7 +188,7 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seed: int | None = None,
         after_step: Callable[[Generation], object] = lambda generation: None,
         **sampling: Any,
@@ -207,7 +210,7 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seed: int | None = None,
         after_step: Callable[[Generation], object] = lambda generation: None,
         **sampling: Any,
@@ -216,12 +219,12 @@ class Engine:
         prompt = self.dialogue.prompt(messages, tools, thinking)
         request = Request(
             prompt.tokens,
-            replace(self.defaults, **sampling),
+            self._sampling(sampling),
             seed=seed,
             max_tokens=max_tokens,
             boundaries=prompt.boundaries,
         )
-        return Answering(self.scheduler, request, self.dialogue.reader(prompt, stop, tools), after_step)
+        return Answering(self.scheduler, request, self.dialogue.reader(prompt, _strings(stop), tools), after_step)
 
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> list[float]:
         """Log-probabilities, in nats, of the tokens of `continuation` after `prompt`. Both have at least one token.
@@ -264,17 +267,27 @@ class Engine:
         self,
         prompt: str | Sequence[int],
         max_tokens: int | None,
-        stop: Sequence[str],
+        stop: str | Sequence[str],
         seed: int | None,
         logprobs: int | None,
         sampling: Mapping[str, Any],
     ) -> Answering:
-        chosen = replace(self.defaults, **sampling)
-        request = Request(self._tokens(prompt), chosen, seed=seed, max_tokens=max_tokens, logprobs=logprobs)
-        return Answering(self.scheduler, request, ReplyReader(self.tokenizer, stop=stop))
+        request = Request(
+            self._tokens(prompt), self._sampling(sampling), seed=seed, max_tokens=max_tokens, logprobs=logprobs
+        )
+        return Answering(self.scheduler, request, ReplyReader(self.tokenizer, stop=_strings(stop)))
+
+    def _sampling(self, changes: Mapping[str, Any]) -> Sampling:
+        if unknown := changes.keys() - {field.name for field in fields(Sampling)}:
+            raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
+        return replace(self.defaults, **changes)
 
     def _tokens(self, text: str | Sequence[int]) -> Sequence[int]:
         return self.tokenizer.encode(text) if isinstance(text, str) else text
+
+
+def _strings(stop: str | Sequence[str]) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop
 
 
 def _answer(text: str, answering: Answering) -> Answer:

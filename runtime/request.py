@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from mosaic.runtime.speeds import Speeds
 
 
+MOST_LOGPROBS = 100  # of the likeliest tokens that are told with each one
+
+
 class FinishReason(StrEnum):
     """Why there are no more tokens."""
 
@@ -44,6 +47,17 @@ class Request:
     mask: TokenMask | None = None
     boundaries: Sequence[int] = ()
     score_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, most in (("max_tokens", self.max_tokens, None), ("seed", self.seed, None),
+                                  ("logprobs", self.logprobs, MOST_LOGPROBS)):  # fmt: skip
+            if value is not None and (type(value) is not int or value < 0 or (most is not None and value > most)):
+                raise InputError(
+                    f"{name} is out of range",
+                    found=repr(value),
+                    expected="a whole number >= 0" + (f" and up to {most}" if most else ""),
+                    remedy=f"change {name}, or leave it out",
+                )
 
 
 @dataclass

@@ -43,6 +43,9 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if type(getattr(self, name)) not in (int, float):
+                raise _out_of_range(name, repr(getattr(self, name)), "a number")
         signed = f"a number from -{MOST:g} to {MOST:g}"
         for name, holds, expected in (
             ("temperature", 0 <= self.temperature <= sys.float_info.max, "a number >= 0"),

@@ -4,6 +4,7 @@ One thread, no I/O. What runs beside a request changes none of its tokens. State
 kept: where the last message of a prompt ends, and where an answer ends.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,7 @@ class Scheduler:
         self._reading: deque[Running] = deque()  # whoever is first reads the next piece of its prompt
         self._answering: list[Running] = []
         self._sound = True  # False while states and tokens may disagree
+        self._thread = 0  # whose it is: that of the first who uses it
         self._debt = 0.0  # seconds that prompts have had while answers waited, and answers have not had back
 
     @property
@@ -78,6 +80,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> Generation:
         """Put a request in the queue; `step` works on it. InputError if it can never be answered."""
+        self._own()
         self._check_prompt(request.prompt)
         sampler = Sampler(
             request.sampling,
@@ -125,6 +128,7 @@ class Scheduler:
 
         Prompts and answers get half of the time each.
         """
+        self._own()
         self._drop_unsound()
         while self._waiting and self.active < self._places:
             self._reading.append(Running(*self._waiting.popleft(), self.model.new_sequence()))
@@ -267,6 +271,12 @@ class Scheduler:
     def _growth(self, first: int, last: int) -> int:
         """Pages that a sequence of `first` tokens needs to have `last`."""
         return self.model.pages(last) - self.model.pages(first)
+
+    def _own(self) -> None:
+        """RuntimeError in any thread but the first."""
+        self._thread = self._thread or threading.get_ident()
+        if self._thread != threading.get_ident():
+            raise RuntimeError("an engine belongs to the thread that used it first; mosaic-serve is for more of them")
 
     def _counters(self) -> tuple[Traffic, int]:
         return self._traffic(), major_faults()

@@ -94,7 +94,7 @@ def read_head(file: Path, identity: Identity, layers: Sequence[LayerState], long
     try:
         tensors, metadata = read_with_metadata(file)
     except InputError as error:
-        raise _refused(error.problem, file, error.facts.get("found")) from error
+        raise _refused("not a session, or one that is damaged", file, error.facts.get("found")) from error
     if metadata.get("version") != str(VERSION):
         raise InputError(
             "not a session of this format version",

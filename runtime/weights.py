@@ -1,6 +1,7 @@
 """The weights of a model directory, mapped and not copied: tensors are views over the shards' pages."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -207,13 +208,25 @@ class Weights:
 
     def dense(self) -> dict[str, TensorInfo]:
         """What every token needs, by name: not routed experts, nor an embedding that is no head."""
-        infos: dict[str, TensorInfo] = {}
+        return {name: self._infos[name] for spec in self._dense() for name in self._names(spec)}
+
+    def dense_nbytes(self) -> Counter[int | None]:
+        """Bytes of the same by decoder layer; None: outside of them."""
+        nbytes = Counter[int | None]()
+        for spec in self._dense():
+            layer = spec.layer if spec.part is Part.DECODER else None
+            nbytes[layer] += sum(self._infos[name].nbytes for name in self._names(spec))
+        return nbytes
+
+    def _dense(self) -> Iterator[TensorSpec]:
         for spec in self._contract.values():
             looked_up = spec.role is Role.EMBEDDING and not self.catalog.spec.tie_embeddings
             if spec.expert is None and spec.part in (Part.DECODER, Part.OUTSIDE) and not looked_up:
-                names = (spec.name, spec.scale_name)
-                infos |= {name: self._infos[name] for name in names if name in self._infos}
-        return infos
+                yield spec
+
+    def _names(self, spec: TensorSpec) -> list[str]:
+        """Of a tensor of the contract, and of its scales if it has any."""
+        return [name for name in (spec.name, spec.scale_name) if name in self._infos]
 
     def make_resident(self, progress: Progress = silent) -> None:
         """Copy `dense` into memory of its own.

@@ -91,6 +91,12 @@ def test_torch_stays_in_the_runtime():
     assert not users("safetensors")
 
 
+def test_the_simulator_loads_no_torch():
+    """It runs where nothing is to be computed."""
+    check = "import sys, mosaic.runtime.bench_simulate; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
 def test_native_has_three_users():
     assert users("mosaic._native") <= NATIVE_USERS
     assert users("mosaic._native")

@@ -30,6 +30,9 @@ def test_contents(wheel):
         "mosaic/runtime/ops/reference.py",
         "mosaic/runtime/serve/page/index.html",
         "mosaic/runtime/serve/page/app.js",
+        "mosaic/runtime/hardware/rtx4060-laptop.yaml",
+        "mosaic/runtime/simulator/qwen3.6-35b-a3b.json",
+        "mosaic/runtime/simulator/synthetic-35b.trace",
         "mosaic/recipes/e4m3.yaml",
         "mosaic/recipes/demo/checkpoint/config.json",
     ):

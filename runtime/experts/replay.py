@@ -52,28 +52,32 @@ def ours(trace: Trace, slots: int) -> int:
     """Hits of the cache policy of the runtime, asked as the runtime asks."""
     header = trace.header
     policy = SlotPolicy(slots, header.layers, header.num_experts, header.top_k)
-    hits = 0
+    misses = 0
     for token in trace.keys().tolist():
-        for keys in token:
-            pinned: list[int] = []
-            missing: list[int] = []
-            for key in keys:
-                policy.use(key)
-                slot = policy.find(key)
-                if slot is None:
-                    missing.append(key)
-                else:
-                    policy.pin(slot)
-                    pinned.append(slot)
-            hits += len(pinned)
-            for key in missing:
-                claim = policy.claim(key)
-                assert claim is not None
-                pinned.append(claim.slot)
-            for slot in pinned:
-                policy.unpin(slot)
+        misses += sum(len(fetch(policy, keys)) for keys in token)
         policy.tick()
-    return hits
+    return trace.experts.size - misses
+
+
+def fetch(policy: SlotPolicy, keys: list[int]) -> list[int]:
+    """Ask for the experts of one layer for one token, all of which are then in slots; those that were not."""
+    pinned: list[int] = []
+    missing: list[int] = []
+    for key in keys:
+        policy.use(key)
+        slot = policy.find(key)
+        if slot is None:
+            missing.append(key)
+        else:
+            policy.pin(slot)
+            pinned.append(slot)
+    for key in missing:
+        claim = policy.claim(key)
+        assert claim is not None
+        pinned.append(claim.slot)
+    for slot in pinned:
+        policy.unpin(slot)
+    return missing
 
 
 def lru(calls: Calls, slots: int) -> int:

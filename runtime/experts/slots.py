@@ -93,6 +93,11 @@ class SlotPolicy:
         self._hold(layer, slot)
         return Claim(slot, evicted)
 
+    def evicts(self, key: int) -> int | None:
+        """The key that `claim` would evict for a key that has no slot; None if it would find a free slot, or none."""
+        slot = None if self._free else self._victim(key // self._num_experts)
+        return None if slot is None else self._keys[slot]
+
     def pin(self, slot: int) -> None:
         """Keep a slot's entry until it is unpinned as often."""
         self._pins[slot] += 1

@@ -8,6 +8,7 @@ from mosaic.format.errors import InputError
 from mosaic.runtime.terminal import commands
 from mosaic.runtime.terminal.figures import Figures, status_text
 from mosaic.runtime.terminal.history import history_file
+from mosaic.runtime.terminal.keys import silent_keys
 from mosaic.runtime.terminal.lines import Keyboard, Lines
 from mosaic.runtime.terminal.screen import complain, note
 
@@ -90,7 +91,8 @@ class Chat:
 
     def _answer(self) -> bool:
         """Answer what was said last; False if nothing came before Ctrl-C."""
-        reply = self._ask(self._conversation)
+        with silent_keys():
+            reply = self._ask(self._conversation)
         self._figures = reply.stats.as_dict()
         if reply.unborn:
             note("stopped before the answer began; your message is taken back")

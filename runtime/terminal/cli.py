@@ -99,11 +99,21 @@ def command(
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
         logit_bias=logit_bias, seed=seed, thinking=think,
     )  # fmt: skip
+    if folder is not None and not folder.exists():
+        raise InputError(
+            "no such model directory",
+            file=folder,
+            found="nothing",
+            expected="a model directory; a prompt comes after it, in quotes",
+            remedy="check the path",
+        )
     interactive = prompt is None and file is None and sys.stdin is not None and sys.stdin.isatty()
     if interactive and as_json:
         raise _unclear("--json without a prompt", "mosaic-run OUT PROMPT --json")
     said = None if interactive else prompt_text(prompt, file)
     kept_in = Session(session) if session else None
+    if interactive and sys.stderr.isatty():
+        print("loading ...", end="\r", file=sys.stderr, flush=True)
 
     from mosaic.runtime.engine import Engine
     from mosaic.runtime.kv import KVFormat

@@ -78,8 +78,13 @@ class Conversation:
 
     def save(self, file: Path) -> None:
         """Write the document. A file that is no conversation is left alone: InputError."""
-        if file.exists():
-            Conversation(Settings(self.settings.defaults)).load(file)  # who overwrites knows what is lost
+        if file.exists():  # who overwrites knows what is lost
+            try:
+                Conversation(Settings(self.settings.defaults)).load(file)
+            except InputError as error:
+                problem, expected = "there is another file of this name", "a saved conversation, or none"
+                remedy = "choose another name"
+                raise InputError(problem, file=file, found=error.problem, expected=expected, remedy=remedy) from error
         try:
             write_durably(file, to_bytes(self.document(), 1))
         except OSError as error:
@@ -92,8 +97,9 @@ class Conversation:
         try:
             document = read_json(file)
         except InputError as error:
-            facts: dict[str, Any] = {**error.facts, "expected": "a saved conversation", "remedy": "choose another file"}
-            raise InputError(error.problem, **facts) from error
+            expected, remedy = "a file of /save", "choose another file; a session is for --session"
+            problem, found = "not a saved conversation", f"{error.problem}: {error.facts.get('found', '')}"
+            raise InputError(problem, file=file, found=found, expected=expected, remedy=remedy) from error
         self.restore(document, file)
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mosaic.runtime.terminal.session import Session
 
 INTERRUPTED = 130
+#: As the API calls them.
+_REASONS = {"stop token": "stop", "stop string": "stop", "max tokens": "length", "context full": "length"}
 
 
 def prompt_text(prompt: str | None, file: Path | None) -> str:
@@ -55,7 +57,7 @@ def _as_dict(reply: "Reply") -> dict[str, object]:
         "content": message["content"],
         "reasoning_content": message.get("reasoning_content"),
         "tool_calls": message.get("tool_calls", []),
-        "finish_reason": reply.reason,
+        "finish_reason": _REASONS.get(reply.reason, str(reply.reason)),
         "usage": {
             "prompt_tokens": stats.prompt_tokens,
             "completion_tokens": stats.generated_tokens,

@@ -15,13 +15,15 @@ def show_plan(
     as_json: bool,
 ) -> None:
     """Print the plan. Sizes in bytes. InputError if there is none."""
-    from mosaic.runtime import engine  # noqa: F401 - as much of the program as a run has in memory
+    # As much of the program as a run has in memory:
+    from mosaic.runtime import engine  # noqa: F401
     from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.loading import Loading
     from mosaic.runtime.machine import cores
     from mosaic.runtime.ops.choice import OpsName, make_ops, option
     from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
     from mosaic.runtime.speeds import speeds
+    from mosaic.runtime.terminal import asking, chat, one_shot, progress, session  # noqa: F401
     from mosaic.runtime.tokenizer import Tokenizer
 
     loading = Loading(folder, option("kv", kv, KVFormat), context=context, ram=ram, state_budget=state_budget)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench.routing import EXPERT_NBYTES, Kind, routing
-from mosaic.runtime.experts.trace import read_trace
+from mosaic.runtime.bench_simulate import BUNDLED
+from mosaic.runtime.experts.trace import TraceHeader, read_trace
 
 PROGRAM = Path(__file__).with_name("routing.py")
 LAYERS, EXPERTS, TOP_K, TOKENS = 40, 256, 8, 2000
@@ -97,6 +98,14 @@ def test_the_program(tmp_path):
     again = run(file, *options)
     assert again.returncode == 2
     assert "something already" in again.stderr
+
+
+def test_the_bundled_trace_is_what_this_program_writes():
+    """Its first tokens, by the command that stands in bench_simulate.py."""
+    trace = read_trace(BUNDLED)
+    assert trace.experts.shape == (800, LAYERS, TOP_K)
+    assert trace.header == TraceHeader("synthetic, published", tuple(range(LAYERS)), EXPERTS, TOP_K, EXPERT_NBYTES)
+    assert trace.experts[:50].tolist() == chosen(Kind.PUBLISHED, seed=0, tokens=50).tolist()
 
 
 def test_more_than_all_experts_are_refused(tmp_path):

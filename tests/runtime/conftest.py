@@ -10,11 +10,17 @@ from mosaic.convert.plan import make_plan
 from mosaic.convert.recipe import load_recipe
 from mosaic.format.source import Checkpoint
 from mosaic.recipes import DEMO_CHECKPOINT
+from mosaic.runtime.experts.trace import Trace, read_trace
+from mosaic.runtime.kv import KVFormat
+from mosaic.runtime.loading import Loading, LoadOptions
+from mosaic.runtime.ops.cpu import CpuOps
+from mosaic.runtime.tokenizer import Tokenizer
 from support.tiny import Tiny, write_checkpoint, write_tokenizer
 
 torch.set_num_threads(1)
 
 TINY = Tiny(interval=2, layers=4, mtp=False, visual=False, shards=1)  # two linear and two full-attention layers
+ROUTED = 400  # tokens of the demo whose routing is recorded
 
 
 def converted(source: Path, out: Path) -> Path:
@@ -42,3 +48,13 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(tiny_checkpoint: Path) -> Path:
     """`tiny_checkpoint` as a model directory. Not to be written to."""
     return converted(tiny_checkpoint, tiny_checkpoint.parent / "model")
+
+
+@pytest.fixture(scope="session")
+def recorded(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
+    """The demo's routing of a piece of a held-out text, recorded as mosaic-run records it: the file, what is in it."""
+    file = tmp_path_factory.mktemp("routing") / "demo.trace"
+    text = (DEMO_CHECKPOINT.parent / "heldout" / "austen.txt").read_text()
+    loaded = Loading(demo, KVFormat.BF16, context=ROUTED).load(CpuOps(), LoadOptions(record=file))
+    loaded.model.hidden(Tokenizer(demo).encode(text[:4000])[:ROUTED], loaded.model.new_sequence())
+    return file, read_trace(file)

@@ -98,7 +98,7 @@ def test_unusable_traces_are_refused(bench, tmp_path):
     [
         (("somewhere", "--replay", "a.trace"), "OUT and --replay"),
         (("--demo", "--replay", "a.trace"), "--demo and --replay"),
-        (("--demo", "--slots", 9), "--slots needs a trace"),
+        (("--demo", "--slots", 9), "--slots needs --replay"),
         (("--replay", "a.trace", "--slots", 0), "--slots"),
         (("--replay", "a.trace", "--kv", "f32"), "--kv means nothing with --replay"),
         (("--replay", "a.trace", "--repetitions", 3), "--repetitions means nothing with --replay"),

@@ -2,6 +2,7 @@
 
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,42 @@ def test_a_stop_string_that_ends_with_the_last_token_is_the_reason(engine):
 def test_an_answer_that_nobody_reads_is_not_worked_on(engine):
     engine.answering(MESSAGES)
     assert (engine.scheduler.active, engine.scheduler.waiting) == (0, 0)
+
+
+def test_streams_may_be_read_in_turn(engine):
+    """Whoever steps, everyone's tokens arrive: one waits while the other has the place."""
+    options = {"max_tokens": 10, "temperature": 0.0}
+    prompts = (PROMPT, "And")
+    alone = [list(engine.stream(prompt, **options)) for prompt in prompts]
+    assert list(zip(*(engine.stream(prompt, **options) for prompt in prompts), strict=True)) == list(
+        zip(*alone, strict=True)
+    )
+    first = engine.stream(PROMPT, **options)
+    begun = [next(first)]
+    assert engine.generate("And", **options).text == "".join(alone[1])
+    assert [*begun, *first] == alone[0]
+
+
+def test_an_engine_belongs_to_one_thread(engine):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="belongs to the thread"):
+        pool.submit(engine.generate, PROMPT, max_tokens=2).result()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"seed": -1}, {"logprobs": -1}, {"logprobs": 101}, {"max_tokens": "3"}, {"max_tokens": -1}, {"temperature": "hot"},
+     {"top_p": None}, {"top_k": 1.5}, {"stop": ""}, {"stop": ["a", ""]}],
+    ids=str,
+)  # fmt: skip
+def test_values_that_cannot_be_are_refused_by_name(engine, options):
+    with pytest.raises(InputError) as caught:
+        engine.generate(PROMPT, **{"max_tokens": 2, **options})
+    assert next(iter(options)) in caught.value.problem
+
+
+def test_one_stop_string_need_not_be_a_list(engine):
+    whole = engine.generate(PROMPT, max_tokens=8, temperature=0.0)
+    assert engine.generate(PROMPT, max_tokens=8, temperature=0.0, stop=whole.text[4:7]).text == whole.text[:4]
 
 
 def test_leaving_a_stream_ends_the_work(engine):

@@ -50,6 +50,13 @@ def test_a_copy_must_pay_for_itself(copy_cost, promoted):
     assert policy.place(b"abc", resident=lambda _: False).promote == [*promoted]
 
 
+@pytest.mark.parametrize(("evicted", "pays"), [(None, True), ("a", True), ("b", True), ("d", False), ("z", True)])
+def test_what_is_evicted_counts_against_the_copy(evicted, pays):
+    """Nine uses less those of the other: four must remain."""
+    policy = PlacementPolicy(used(a=2, b=5, c=9, d=6), copy_cost=300, saving=100)
+    assert policy.pays(ord("c"), evicted and ord(evicted)) is pays
+
+
 def test_a_tier_must_save_something():
     with pytest.raises(ValueError, match="saves 0"):
         PlacementPolicy(Tracker(1), 1, 0)

@@ -81,6 +81,8 @@ def test_it_is_the_model(slots, seed):
             model.use(key)
         elif operation == "claim" and entry is None:
             streaming = draw.random() < 0.2
+            full = len(model.entries) == model.size
+            assert policy.evicts(key) == (model.victim(layer_of(key)) if full else None)
             claim = policy.claim(key, streaming)
             model.claim(key, claim, streaming)
             seen["refused"] += claim is None
