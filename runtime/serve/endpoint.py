@@ -34,8 +34,8 @@ class Endpoint(Generic[Body]):
         """One request."""
         self._service.worker.check()
         with self._service.admitted():  # before the body: it takes memory
-            content = read(Request(scope, receive), self._service.limits)
-            await _while_connected(receive, self._answer(await content, scope["state"]["tally"], send))
+            reading = read(Request(scope, receive), self._service.limits)  # into no variable of this frame
+            await _while_connected(receive, self._answer(await reading, scope["state"]["tally"], send))
 
     async def _answer(self, content: bytes, tally: Tally, send: Send) -> None:
         service = self._service

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.engine import Engine
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.request import FinishReason, Generation, Request
@@ -67,6 +68,8 @@ class ScriptedEngine:
         self.context = context
         self.num_tokens = self.tokenizer.num_tokens
         self.scheduler = ScriptedScheduler(self.stop, places, context)
+
+    _sampling = Engine._sampling  # for Engine.answering, which needs nothing else of a model
 
     @cached_property
     def template(self) -> ChatTemplate:
