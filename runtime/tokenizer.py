@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer as Library
@@ -10,6 +10,12 @@ from tokenizers import Tokenizer as Library
 from mosaic.format.errors import InputError
 
 TOKENIZER_FILE = "tokenizer.json"
+#: How much shorter normalisation may make a text in UTF-8. NFC: the three parts of a Korean syllable, 9 bytes, are 3.
+SHRINKS = {None: 1, "NFC": 3}
+
+
+class TooLongError(InputError):
+    """A text that is certain to have more tokens than it may have, without being tokenised."""
 
 
 class Tokenizer:
@@ -27,7 +33,8 @@ class Tokenizer:
             )
         try:
             self._library = Library.from_file(str(file))
-            decoder = (json.loads(file.read_text(encoding="utf-8")).get("decoder") or {}).get("type")
+            parts = json.loads(file.read_text(encoding="utf-8"))
+            decoder, normalizer = ((parts.get(name) or {}).get("type") for name in ("decoder", "normalizer"))
         except Exception as error:
             raise InputError("not a tokenizer", file=file, found=error, remedy="copy it again") from error
         if decoder != "ByteLevel":
@@ -40,13 +47,28 @@ class Tokenizer:
             )
         self._library.no_truncation()  # training-time settings that some files carry
         self._library.no_padding()
-        self._added = {number: token.content for number, token in self._library.get_added_tokens_decoder().items()}
+        added = self._library.get_added_tokens_decoder()
+        self._added = {number: token.content for number, token in added.items()}
+        vocabulary = self._library.get_vocab(with_added_tokens=True)
         #: One more than the highest token id; rows of the head above are padding.
-        self.num_tokens = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
-        self._special = {n for n, token in self._library.get_added_tokens_decoder().items() if token.special}
+        self.num_tokens = max(vocabulary.values()) + 1
+        self._special = {n for n, token in added.items() if token.special}
+        self._most_bytes: int | None = None  # of a text, that one token can stand for; None: there is no saying
+        if normalizer in SHRINKS and not any(token.lstrip or token.rstrip for token in added.values()):
+            written = (*map(len, vocabulary), *(len(text.encode()) for text in self._added.values()))
+            self._most_bytes = max(written) * SHRINKS[normalizer]
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids; special tokens in the text are recognised, none are added."""
+    def encode(self, text: str, at_most: int | None = None) -> list[int]:
+        """Token ids; special tokens in the text are recognised, none are added.
+
+        TooLongError, at once, for a text that is so long that it has more than `at_most`; others may have more, too.
+        """
+        nbytes = len(text.encode(errors="surrogatepass"))
+        if at_most is not None and self._most_bytes and nbytes > at_most * self._most_bytes:
+            raise TooLongError(
+                "the text is too long", found=f"{nbytes:,} bytes", expected=f"at most {at_most:,} tokens",
+                remedy="shorten it",
+            )  # fmt: skip
         try:
             # The one that lets other threads run meanwhile, and keeps no offsets.
             return list(self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids)
@@ -66,8 +88,10 @@ class Tokenizer:
 
     def token_bytes(self, number: int) -> bytes:
         """The bytes a token stands for; special tokens stand for nothing."""
-        if number in self._special:
-            return b""
+        return b"" if number in self._special else self.written(number)
+
+    def written(self, number: int) -> bytes:
+        """The bytes of a text that a token is read from: the same, but special tokens have a name."""
         if number in self._added:
             return self._added[number].encode()
         token = self._library.id_to_token(number)
@@ -81,26 +105,26 @@ class Tokenizer:
         """A token in a list of tokens: special ones by name, bytes that are no whole characters by their numbers."""
         return self._added.get(number) or self.token_bytes(number).decode(errors="backslashreplace")
 
-    def decode(self, numbers: Iterable[int]) -> str:
-        """All of a text at once."""
-        stream = self.stream()
+    def decode(self, numbers: Iterable[int], *, special: bool = False) -> str:
+        """All of a text at once; `special`: with the special tokens' names."""
+        stream = self.stream(special=special)
         return "".join(stream.push(number) for number in numbers) + stream.finish()
 
-    def stream(self) -> "TextStream":
-        """A decoder for tokens that arrive one at a time."""
-        return TextStream(self)
+    def stream(self, *, special: bool = False) -> "TextStream":
+        """A decoder for tokens that arrive one at a time; `special`: with the special tokens' names."""
+        return TextStream(self.written if special else self.token_bytes)
 
 
 class TextStream:
     """Turns tokens into text as they come; a character split over tokens waits until it is whole."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, number: int) -> str:
         """The text that one more token completes."""
-        return self._decoder.decode(self._tokenizer.token_bytes(number))
+        return self._decoder.decode(self._bytes_of(number))
 
     def finish(self) -> str:
         """What is left at the end: U+FFFD for a character that never became whole."""

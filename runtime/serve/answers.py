@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 
-from mosaic.runtime.request import FinishReason, Generation, Request
+from mosaic.runtime.request import Generation, Request
 from mosaic.runtime.sampler import Chosen
 from mosaic.runtime.serve.metrics import Metrics
 from mosaic.runtime.serve.tally import Tally
@@ -24,18 +25,28 @@ class Choice:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new of a choice. Its first one is empty: the engine has accepted it; its last one has a reason."""
+    """What is new of a choice. Its first one is empty: the engine has accepted it; its last one has a reason.
+
+    Nothing of the generation's end is to be read from the generation: it may run on after a stop string.
+    """
 
     index: int
     generation: Generation
     pieces: list[Piece] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
     finish_reason: str | None = None
+    ended_by: Chosen | None = None  # the stop token, where one ended the answer
 
     @property
     def begun(self) -> bool:
         """Whether the prompt has been read."""
         return bool(self.chosen or self.finish_reason)
+
+    def then(self, later: "Delta") -> "Delta":
+        """Both as one. Takes over this one's lists."""
+        self.pieces.extend(later.pieces)
+        self.chosen.extend(later.chosen)
+        return replace(later, pieces=self.pieces, chosen=self.chosen)
 
 
 Deltas = AsyncGenerator[Delta, None]
@@ -70,6 +81,16 @@ async def answers(worker: Worker, choices: Sequence[Choice], at_once: int, tally
             await source.aclose()
 
 
+async def together(deltas: Deltas) -> list[Delta]:
+    """All deltas of each choice as one, by index."""
+    found: dict[int, Delta] = {}
+    async with aclosing(deltas):
+        async for delta in deltas:
+            known = found.get(delta.index)
+            found[delta.index] = known.then(delta) if known else delta
+    return [found[index] for index in sorted(found)]
+
+
 async def _next(source: Deltas) -> Delta | None:
     return await anext(source, None)
 
@@ -98,9 +119,10 @@ async def _answer(worker: Worker, index: int, choice: Choice, tally: Tally, metr
                 break
         rest = [] if over else choice.reader.finish()
         called = called or any(piece.kind is PieceKind.TOOL_CALL for piece in rest)
-        whole = over or generation.finish_reason is FinishReason.STOP_TOKEN
+        ended_by = None if over else generation.ended_by
+        whole = over or choice.reader.stopped or ended_by is not None
         tally.finish_reason = "length" if not whole else "tool_calls" if called else "stop"
-        yield Delta(index, generation, rest, finish_reason=tally.finish_reason)
+        yield Delta(index, generation, rest, finish_reason=tally.finish_reason, ended_by=ended_by)
     finally:
         ticket.close()
         tally.cached += 0 if choice.again else generation.stats.reused_tokens

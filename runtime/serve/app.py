@@ -17,18 +17,29 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from mosaic.runtime.serve.chat_completions import chat_completions
+from mosaic.runtime.serve.chat_schema import ChatRequest
+from mosaic.runtime.serve.completion_schema import CompletionRequest
 from mosaic.runtime.serve.completions import completions
 from mosaic.runtime.serve.endpoint import Endpoint
 from mosaic.runtime.serve.errors import ApiError
 from mosaic.runtime.serve.middleware import Keys, Recorded
+from mosaic.runtime.serve.origins import Origins
 from mosaic.runtime.serve.service import Service
 from mosaic.runtime.serve.worker import State
 
 PAGE = Path(__file__).with_name("page")
+#: Its own policy is in the page; what only a header can say: no site may show it in a frame, and guess at no types.
+PAGE_HEADERS = {"content-security-policy": "frame-ancestors 'none'", "x-content-type-options": "nosniff"}
 
 
-def make_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[str] = ()) -> Starlette:
-    """The application. `keys`: one of them is needed, if there are any. `origins`: web sites that may use it (CORS)."""
+def make_app(
+    service: Service, *, keys: Sequence[str] = (), origins: Sequence[str] = (), hosts: Sequence[str] | None = None
+) -> Starlette:
+    """The application.
+
+    `keys`: one of them is needed, if there are any. `origins`: web sites that may use it (CORS). `hosts`: the server's
+    names beside localhost and addresses, where a browser must have found it by one of those; None: by any.
+    """
     routes = _routes(service)
     paths = [route.path for route in routes if isinstance(route, Route)]
     middleware = [Middleware(Recorded, metrics=service.metrics, routes=paths)]
@@ -37,6 +48,7 @@ def make_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[st
             CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
         middleware.append(allowed)
+    middleware.append(Middleware(Origins, origins=origins, hosts=hosts))
     if keys:
         middleware.append(Middleware(Keys, keys=keys))
 
@@ -76,19 +88,26 @@ def _routes(service: Service) -> list[BaseRoute]:
         raise ApiError(501, "this server makes no embeddings: its models generate text", code="unsupported")
 
     async def index(_: Request) -> Response:
-        return FileResponse(PAGE / "index.html")
+        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
     return [
         Route("/", index),
-        Mount("/page", StaticFiles(directory=PAGE)),
+        Mount("/page", _PageFiles(directory=PAGE)),
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
-        Route("/v1/chat/completions", Endpoint(service, chat_completions), methods=["POST"]),
-        Route("/v1/completions", Endpoint(service, completions), methods=["POST"]),
+        Route("/v1/chat/completions", Endpoint(service, ChatRequest, chat_completions), methods=["POST"]),
+        Route("/v1/completions", Endpoint(service, CompletionRequest, completions), methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
     ]
+
+
+class _PageFiles(StaticFiles):
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        response = super().file_response(*arguments, **options)
+        response.headers.update(PAGE_HEADERS)
+        return response
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

@@ -2,61 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, FailFast, Field, RootModel, model_validator
+from pydantic import ConfigDict, FailFast, Field, model_validator
 
-from mosaic.runtime.serve.schema import MOST_LOGPROBS, Asked, Common, Flag, NullIsEmpty
-
-#: Names that the conversation itself gives to the template.
-TAKEN = {"self", "messages", "tools", "thinking", "generate", "add_generation_prompt"}
-
-
-class TextPart(Asked):
-    """A part of a message; there are no other kinds here."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Parts(RootModel[Annotated[list[TextPart], FailFast()]]):
-    """A content in parts."""
-
-
-class CalledFunction(Asked):
-    """A call the assistant made: arguments are JSON text."""
-
-    name: str
-    arguments: str
-
-
-class MadeCall(Asked):
-    """A tool call in the history."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class Message(Asked):
-    """A turn of the conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Parts | None = None
-    reasoning_content: str | None = None
-    tool_calls: Annotated[list[MadeCall], FailFast(), NullIsEmpty] = Field(default_factory=list)
-    tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def _something_is_said(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
-            raise ValueError("a message without content")
-        return self
-
-    def as_dict(self) -> dict[str, Any]:
-        """As templates expect it: what developers say, they know as the system's."""
-        message = self.model_dump(exclude_none=True)
-        if not self.tool_calls:
-            del message["tool_calls"]
-        return message | {"role": "system"} if self.role == "developer" else message
+from mosaic.runtime.serve.message_schema import Message
+from mosaic.runtime.serve.schema import MOST_LOGPROBS, Asked, Common, Few, Flag, MinusOneIsNone, NullIsEmpty
+from mosaic.runtime.text.dialogue import OWN_VARIABLES
 
 
 class Function(Asked):
@@ -111,21 +61,21 @@ class ChatRequest(Common):
     """What a client may ask of a conversation."""
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=10_000)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, MinusOneIsNone] = None
+    max_completion_tokens: Annotated[Annotated[int, Field(ge=1)] | None, MinusOneIsNone] = None
     logprobs: Flag = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], FailFast(), Field(max_length=512), NullIsEmpty] = Field(default_factory=list)
+    tools: Annotated[list[Tool], FailFast(), Field(max_length=512), NullIsEmpty, Few] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[ResponseFormat | None, Few] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Few] = None
 
     @model_validator(mode="after")
     def _parameters_agree(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs")
         if self.forced and not self.tools:
             raise ValueError("tool_choice: only with tools")
@@ -133,7 +83,7 @@ class ChatRequest(Common):
             raise ValueError("tool_choice: none of the tools has this name")
         if self.forced and self.schema_wanted is not None:
             raise ValueError("response_format: not together with a tool_choice that asks for a call")
-        if taken := TAKEN & set(self._variables):
+        if taken := OWN_VARIABLES & set(self._variables):
             raise ValueError(f"chat_template_kwargs: {min(taken)} is given otherwise")
         if not isinstance(self._variables.get("enable_thinking"), bool | None):
             raise ValueError("chat_template_kwargs: enable_thinking is true or false")

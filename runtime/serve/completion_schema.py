@@ -27,11 +27,15 @@ def _prompts(value: object) -> list[Prompt]:
     return found
 
 
+def _limit(value: object) -> object:
+    return SHORT if value is None else None if value == -1 else value
+
+
 class CompletionRequest(Common):
     """What a client may ask of a text to be continued."""
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
-    max_tokens: Annotated[int, Field(ge=0), BeforeValidator(lambda value: SHORT if value is None else value)] = SHORT
+    max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_limit)] = SHORT
     echo: Flag = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Choices | None = None

@@ -1,72 +1,69 @@
-"""A POST with a JSON body, as an ASGI application: limits first, then the handler, and an end when the client goes."""
+"""A POST as an ASGI application: limits first, then the work, and an end when the client goes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
-from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from mosaic.runtime.serve.errors import ApiError
-from mosaic.runtime.serve.service import Limits, Service
-from mosaic.runtime.serve.stream import send_events, to_json
+from mosaic.runtime.serve.body import decode, read
+from mosaic.runtime.serve.job import Job
+from mosaic.runtime.serve.schema import Common, parse
+from mosaic.runtime.serve.service import Service
+from mosaic.runtime.serve.stream import send_events
 from mosaic.runtime.serve.tally import Tally
 
-Json = dict[str, Any]
-Handler = Callable[[Service, object, Tally], Awaitable[Json | AsyncGenerator[Json, None]]]
-
+LONG = 1 << 16  # bytes of a body that may take its time to be tokenised
 JSON_HEADERS = [(b"content-type", b"application/json")]
 
+Body = TypeVar("Body", bound=Common)
 
-class Endpoint:
-    """Answers by a handler: with one object, or with events."""
 
-    def __init__(self, service: Service, handler: Handler) -> None:
+class Endpoint(Generic[Body]):
+    """Answers bodies of one kind. `plan` makes of one what is to be done; it runs beside the event loop."""
+
+    def __init__(self, service: Service, kind: type[Body], plan: Callable[[Service, Body], Job]) -> None:
         self._service = service
-        self._handler = handler
+        self._kind = kind
+        self._plan = plan
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        assert self._service.engine  # before the body, which may be long
-        body = await _json(Request(scope, receive), self._service.limits)
-        with self._service.admitted():
-            await _while_connected(receive, self._answer(body, scope["state"]["tally"], send))
+        self._service.worker.check()
+        with self._service.admitted():  # before the body: it takes memory
+            reading = read(Request(scope, receive), self._service.limits)  # into no variable of this frame
+            await _while_connected(receive, self._answer(await reading, scope["state"]["tally"], send))
 
-    async def _answer(self, body: object, tally: Tally, send: Send) -> None:
-        answer = await self._handler(self._service, body, tally)
-        if isinstance(answer, dict):
-            content = to_json(answer)
-            headers = [*JSON_HEADERS, (b"content-length", str(len(content)).encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": content})
+    async def _answer(self, content: bytes, tally: Tally, send: Send) -> None:
+        service = self._service
+        job = await self._job(content)
+        del content  # an answer may take hours
+        tally.prompt = job.prompt_tokens
+        if job.stream:
+            async with aclosing(job.events(service, tally)) as events:
+                await send_events(events, send, service.limits.keep_alive)
             return
-        async with aclosing(answer) as events:
-            await send_events(events, send, self._service.limits.keep_alive)
+        answer = await job.whole(service, tally)
+        headers = [*JSON_HEADERS, (b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
 
-
-async def _json(request: Request, limits: Limits) -> object:
-    """The body, parsed. Without NaN, half surrogates, and depths that a parser would have to fear."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # also what keeps other web sites' forms out
-        raise ApiError(415, "the content type is not application/json", code="unsupported_media_type")
-    body = bytearray()
-    too_long = ApiError(413, f"the body is longer than {limits.max_body} bytes", code="body_too_large")
-    if int(request.headers.get("content-length", 0)) > limits.max_body:  # the HTTP library knows it to be a number
-        raise too_long
-    try:
-        async with asyncio.timeout(limits.timeout):
-            async for part in request.stream():
-                body += part
-                if len(body) > limits.max_body:
-                    raise too_long
-    except TimeoutError as error:
-        raise ApiError(408, "the body took too long", code="timeout", headers={"connection": "close"}) from error
-    try:
-        return from_json(bytes(body), allow_inf_nan=False)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+    async def _job(self, content: bytes) -> Job:
+        service = self._service
+        job = await service.prepare(
+            lambda: self._plan(service, parse(self._kind, decode(content))), long=len(content) > LONG
+        )
+        if (constraint := job.constraint) is None:
+            return job
+        masks = await service.prepare_alone(lambda: constraint.masks(service.engine, len(job.choices)))
+        choices = [
+            replace(choice, request=replace(choice.request, mask=mask))
+            for choice, mask in zip(job.choices, masks, strict=True)
+        ]
+        return replace(job, choices=choices, constraint=None)
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

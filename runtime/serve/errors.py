@@ -45,9 +45,9 @@ def refused(error: InputError, param: str | None = None) -> ApiError:
     return ApiError(400, f"{error.problem}: {', '.join(facts)}" if facts else error.problem, param=param)
 
 
-def unavailable(message: str, code: str, *, retry_after: int) -> ApiError:
+def unavailable(message: str, code: str, *, retry_after: int, headers: Mapping[str, str] | None = None) -> ApiError:
     """503 for what will pass: loading, a full queue, a server on its way out. `retry_after`: seconds."""
-    return ApiError(503, message, code=code, headers={"retry-after": str(retry_after)})
+    return ApiError(503, message, code=code, headers={"retry-after": str(retry_after), **(headers or {})})
 
 
 def _kind(status: int) -> str:

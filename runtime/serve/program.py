@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mosaic.runtime.serve.app import make_app
+from mosaic.runtime.serve.origins import is_loopback
 from mosaic.runtime.serve.server import LAST_WORDS, Server, listen, url
 from mosaic.runtime.serve.service import Limits, Service
 from mosaic.runtime.serve.worker import State, Worker
 
 if TYPE_CHECKING:
     from mosaic.runtime.engine import Engine
-
-LOOPBACK = ("127.", "::1", "localhost")
 
 
 def run(
@@ -33,7 +32,8 @@ def run(
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listening = listen(host, port)
-    if not (keys or host.startswith(LOOPBACK)):
+    loopback = is_loopback(listening.getsockname()[0])
+    if not (keys or loopback):
         print(f"note: whoever reaches {host} can use this server; --api-key asks for a key", file=sys.stderr)
 
     def watch(state: State) -> None:
@@ -44,7 +44,8 @@ def run(
 
     worker = Worker(load, watch)
     service = Service(worker, names, limits)
-    server = Server(make_app(service, keys=keys, origins=origins), service, grace)
+    app = make_app(service, keys=keys, origins=origins, hosts=[host] if loopback and not keys else None)
+    server = Server(app, service, grace)
     server.run(sockets=[listening])
     stopped = worker.state is not State.LOADING and worker.stop(LAST_WORDS)
     if worker.refusal:

@@ -15,6 +15,7 @@ from mosaic.runtime.serve.errors import ApiError
 MOST_LOGPROBS = 20
 MOST_CHOICES = 16
 MOST_BIASES = 1000
+MOST_VALUES = 20_000  # in tools, schemas and the like
 #: Parameters of other servers and other times that would change the answer: not to be ignored.
 REFUSED = {
     **dict.fromkeys(("functions", "function_call"), "use tools and tool_choice"),
@@ -36,7 +37,9 @@ class Asked(BaseModel):
 NullIsEmpty = BeforeValidator(lambda value: [] if value is None else value)
 Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES), BeforeValidator(lambda value: 1 if value is None else value)]
-StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+#: -1 is what some clients send for no limit.
+MinusOneIsNone = BeforeValidator(lambda value: None if value == -1 else value)
+StopText = Annotated[str, Field(max_length=1000)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -45,11 +48,33 @@ def _listed(value: object) -> object:
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
-def _few(value: object) -> object:
+def _stops(value: object) -> object:
+    """Clients send the empty string for none."""
+    listed = _listed(value)
+    return [stop for stop in listed if stop != ""] if isinstance(listed, list) else listed
+
+
+def _few_biases(value: object) -> object:
     """Checked first: a long one would have a fault for each of its members."""
     if isinstance(value, dict) and len(value) > MOST_BIASES:
         raise ValueError(f"more than {MOST_BIASES} tokens")
     return {} if value is None else value
+
+
+def _few(value: object) -> object:
+    """Something of any form, which is kept as long as its answer takes."""
+    left, found = MOST_VALUES, [value]
+    while found:
+        inner = found.pop()
+        members = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+        left -= len(members)
+        if left < 0:
+            raise ValueError(f"more than {MOST_VALUES:,} values")
+        found.extend(members)
+    return value
+
+
+Few = BeforeValidator(_few)
 
 
 class StreamOptions(Asked):
@@ -65,7 +90,7 @@ class Common(Asked):
     stream: Flag = False
     stream_options: StreamOptions | None = None
     n: Choices = 1
-    stop: Annotated[list[StopText], FailFast(), Field(max_length=16), BeforeValidator(_listed)] = []
+    stop: Annotated[list[StopText], FailFast(), Field(max_length=64), BeforeValidator(_stops)] = []
     stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=64), BeforeValidator(_listed)] = []
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -75,13 +100,18 @@ class Common(Asked):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] = {}
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few_biases)] = {}
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options: only with stream")
         return self
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with what it took."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, defaults: Sampling, num_tokens: int) -> Sampling:
         """What was asked, and the model's defaults for the rest. ApiError for biases of ids that are no tokens."""

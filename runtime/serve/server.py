@@ -7,15 +7,17 @@ import time
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.serve.errors import unavailable
 from mosaic.runtime.serve.protocol import ImpatientProtocol
 from mosaic.runtime.serve.service import Service
 
 TICK = 0.05  # seconds between two looks at the clock
 LAST_WORDS = 5  # seconds for the engine to end its step, and for clients to be told that it did
 SPARE_CONNECTIONS = 100  # beyond one for each request that may be in the house
+FULL = unavailable("there are too many connections", "overloaded", retry_after=5, headers={"connection": "close"})
 
 
 class Server(uvicorn.Server):
@@ -26,8 +28,14 @@ class Server(uvicorn.Server):
             patience = service.limits.timeout
 
         limits = service.limits
+        most = limits.parallel + limits.max_queue + SPARE_CONNECTIONS
+
+        async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+            full = scope["type"] == "http" and len(self.server_state.connections) > most
+            await (FULL.response() if full else app)(scope, receive, send)
+
         config = uvicorn.Config(
-            app,
+            limited,
             http=Protocol,
             ws="none",
             lifespan="on",
@@ -38,7 +46,6 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=int(limits.timeout),
             timeout_graceful_shutdown=int(grace) + LAST_WORDS,
-            limit_concurrency=limits.parallel + limits.max_queue + SPARE_CONNECTIONS,
         )
         super().__init__(config)
         self._service = service

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mosaic.runtime.engine import Engine
 
 Result = TypeVar("Result")
+THREADS = 2  # that prepare short requests, and as many for long ones
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,11 @@ class Service:
         self.limits = limits
         self.metrics = Metrics(self._sample)
         self._admitted = 0
-        # Templates, tokenizers and grammars take their time, and one at a time is what grammars can stand.
-        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        # Long prompts take seconds to be tokenised: short ones do not wait for them. Grammars go one at a time.
+        self._short, self._long, self._alone = (
+            ThreadPoolExecutor(threads, thread_name_prefix=name)
+            for threads, name in ((THREADS, "short"), (THREADS, "long"), (1, "grammar"))
+        )
 
     @property
     def engine(self) -> "Engine":
@@ -53,9 +57,13 @@ class Service:
             raise ApiError(404, f"there is no model {name!r}", param="model", code="model_not_found")
         return name
 
-    async def prepare(self, work: Callable[[], Result]) -> Result:
-        """The result of something that would hold up the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
+    async def prepare(self, work: Callable[[], Result], *, long: bool) -> Result:
+        """The result of something that would hold up the event loop; of something `long`, in a thread of these."""
+        return await asyncio.get_running_loop().run_in_executor(self._long if long else self._short, work)
+
+    async def prepare_alone(self, work: Callable[[], Result]) -> Result:
+        """The same for what only one thread may do: grammars."""
+        return await asyncio.get_running_loop().run_in_executor(self._alone, work)
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -70,7 +78,8 @@ class Service:
 
     def close(self) -> None:
         """Nothing more is to be prepared."""
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._short, self._long, self._alone):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _sample(self) -> Sample | None:
         if self.worker.state is not State.READY:

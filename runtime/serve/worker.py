@@ -100,11 +100,16 @@ class Worker:
     @property
     def engine(self) -> "Engine":
         """The engine; ApiError while there is none to be used."""
+        self.check()
+        assert self._engine
+        return self._engine
+
+    def check(self) -> None:
+        """ApiError while there is no engine to be used."""
         if self.state is State.LOADING:
             raise unavailable("the model is being loaded", "loading", retry_after=5)
-        if self.state is not State.READY or self._engine is None:
+        if self.state is not State.READY:
             raise unavailable("the engine has stopped", "stopped", retry_after=30)
-        return self._engine
 
     def start(self) -> None:
         """Begin to load. To be called in the loop that will ask."""
@@ -114,9 +119,9 @@ class Worker:
     async def submit(self, request: Request) -> Ticket:
         """Have a request answered. ApiError if it is refused."""
         ticket = Ticket(self)
-        assert self.engine
+        self.check()
         self._commands.put((ticket, request))
-        assert self.engine  # raises if the thread has ended meanwhile: it may not look into the queue again
+        self.check()  # raises if the thread has ended meanwhile: it may not look into the queue again
         try:
             await ticket.wait_accepted()
         except asyncio.CancelledError:
@@ -217,6 +222,8 @@ def _hand_out(news: list[tuple[Ticket, list[Chosen], bool, ApiError | None]]) ->
 
 
 def _error(generation: Generation) -> ApiError | None:
+    if generation.error and generation.finish_reason is FinishReason.REFUSED:  # by its grammar, say: not to be retried
+        return refused(generation.error)
     if generation.error:
         return ApiError(500, f"the engine could not go on: {generation.error.problem}", code="engine_error")
     if generation.finish_reason is FinishReason.CANCELLED:

@@ -14,7 +14,7 @@ from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
 
 #: Variables of a template that only `Dialogue` sets.
-OWN_VARIABLES = frozenset({"self", "messages", "tools", "thinking", "generate", "add_generation_prompt"})
+OWN_VARIABLES = frozenset({"self", "messages", "tools", "thinking", "at_most", "generate", "add_generation_prompt"})
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,12 @@ class Dialogue:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
+        at_most: int | None = None,
         **variables: Any,
     ) -> ChatPrompt:
         """The prompt for some messages in the API's form. `thinking` None: as the template has it by default.
+
+        `at_most`: of so many tokens; TooLongError, at once, for one so long that it is certain to have more.
 
         `variables` are handed to the template. InputError for messages it does not take, for what is not text, and for
         variables of OWN_VARIABLES; those that are parameters here, callers have to refuse.
@@ -56,8 +59,8 @@ class Dialogue:
         if thinking is not None:
             variables["enable_thinking"] = thinking
         text = self._template.render(messages, tools, **variables)
+        tokens = self._tokenizer.encode(text, at_most)
         past = self._template.render(messages, tools, generate=False, **variables)
-        tokens = self._tokenizer.encode(text)
         invitation = self._tokenizer.encode(text.removeprefix(past)) if text.startswith(past) else []
         return ChatPrompt(tokens, self._boundaries(tokens, invitation), text.rstrip().endswith(OPEN), text)
 

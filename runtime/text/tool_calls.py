@@ -10,9 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 from mosaic.format.errors import InputError
-from mosaic.runtime.text import reasoning
 from mosaic.runtime.text.call_forms import CLOSE, OPEN, PARAMETER_END, TAG_NAME, Attempt, Form, json_form, xml_form
-from mosaic.runtime.text.lark import json_of, quoted
+from mosaic.runtime.text.lark import json_of, quoted, reply
 from mosaic.runtime.text.pieces import Piece, PieceKind
 from mosaic.runtime.text.search import TagSearch
 from mosaic.runtime.text.values import functions, parameters, types_of
@@ -78,14 +77,8 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], tool_format: ToolFormat, *,
         raise InputError("there is no tool to call", found="no tools", expected="one or more", remedy="offer tools")
     body = _xml_body if tool_format is ToolFormat.XML else _json_body
     calls = [" ".join([quoted(OPEN), *body(name, schema), quoted(CLOSE)]) for name, schema in schemas.items()]
-    rules = [
-        f'start: {"thought " if inside_reasoning else ""}call ("\\n" call)*',
-        f"call: {' | '.join(calls)}",
-        f"text[suffix={quoted(PARAMETER_END)}]: /(?s:.*)/",
-    ]
-    if inside_reasoning:
-        rules += ["thought: thinking /\\n*/", f"thinking[suffix={quoted(reasoning.CLOSE)}]: /(?s:.*)/"]
-    return "\n".join([*rules, ""])
+    start = reply('call ("\\n" call)*', thinking=inside_reasoning)
+    return f"{start}call: {' | '.join(calls)}\ntext[suffix={quoted(PARAMETER_END)}]: /(?s:.*)/\n"
 
 
 def _json_body(name: str, schema: Mapping[str, Any]) -> list[str]:

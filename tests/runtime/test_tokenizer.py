@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Library
 
 from mosaic.format.errors import InputError
 from mosaic.recipes import DEMO_CHECKPOINT
-from mosaic.runtime.tokenizer import TOKENIZER_FILE, Tokenizer
+from mosaic.runtime.tokenizer import TOKENIZER_FILE, Tokenizer, TooLongError
 from support.tiny import write_tokenizer
 from support.tiny_tokenizer import END_THINK, IM_END, IM_START, THINK, UNUSED
 
@@ -257,3 +257,31 @@ def test_text_that_is_no_unicode_is_refused(byte_tokenizer):
     """What Python makes of an argument or a file that is not UTF-8: a lone surrogate."""
     with pytest.raises(InputError):
         byte_tokenizer.encode("a\udcff")
+
+
+@pytest.mark.parametrize("unit", ["\u1112\u1161\u11ab", "<|endoftext|>", "x", "👍🏽", "e\u0301"])
+@pytest.mark.parametrize("which", ["tiny", "demo"])
+def test_a_text_is_refused_unread_only_if_it_must_be_too_long(tmp_path, demo_tokenizer, which, unit):
+    """Also where a token stands for many bytes, and where normalisation makes the text shorter."""
+    write_tokenizer(tmp_path, UNUSED)
+    tokenizer = Tokenizer(tmp_path) if which == "tiny" else demo_tokenizer
+    text = unit * 50
+    tokens = tokenizer.encode(text)
+    assert tokenizer.encode(text, len(tokens)) == tokens
+    with pytest.raises(TooLongError, match="too long"):
+        tokenizer.encode(unit * 1000, 3)
+
+
+@pytest.mark.parametrize(
+    "change", [{"normalizer": {"type": "Lowercase"}}, {"added_tokens": {"lstrip": True}}], ids=["normalizer", "strip"]
+)
+def test_where_tokens_may_stand_for_anything_no_text_is_refused_unread(tmp_path, change):
+    write_tokenizer(tmp_path, UNUSED)
+    file = tmp_path / TOKENIZER_FILE
+    parts = json.loads(file.read_text())
+    if "normalizer" in change:
+        parts |= change
+    else:
+        parts["added_tokens"][0] |= change["added_tokens"]
+    file.write_text(json.dumps(parts))
+    assert len(Tokenizer(tmp_path).encode("x" * 1000, 3)) == 1000

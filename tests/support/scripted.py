@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.engine import Engine
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.request import FinishReason, Generation, Request
@@ -25,6 +26,11 @@ from mosaic.runtime.tokenizer import Tokenizer
 from support.tiny_tokenizer import END_OF_TEXT, IM_END, write_tokenizer
 
 ANY = -1
+
+
+class RefusedError(InputError):
+    """In a script: it is the request that cannot go on, not the engine."""
+
 
 Step = int | InputError | threading.Event
 Script = Callable[[Request], Iterable[Step]]
@@ -62,6 +68,8 @@ class ScriptedEngine:
         self.context = context
         self.num_tokens = self.tokenizer.num_tokens
         self.scheduler = ScriptedScheduler(self.stop, places, context)
+
+    _sampling = Engine._sampling  # for Engine.answering, which needs nothing else of a model
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -149,7 +157,8 @@ class ScriptedScheduler:
             return None
         step = script.popleft()
         if isinstance(step, InputError):
-            return self._end(generation, FinishReason.FAILED, step)
+            reason = FinishReason.REFUSED if isinstance(step, RefusedError) else FinishReason.FAILED
+            return self._end(generation, reason, step)
         if isinstance(step, threading.Event):
             return None
         if request.mask:

@@ -249,8 +249,9 @@ def test_a_history_with_tools(ask, engine):
         ({"n": True}, "n"),
         ({"seed": 1 << 64}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"stop": [""]}, "stop.0"),
-        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x" * 1001]}, "stop.0"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"logit_bias": {"300": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1"),
@@ -269,6 +270,9 @@ def test_a_history_with_tools(ask, engine):
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": [[]] * 20_000}}, "chat_template_kwargs"),
+        ({"tools": [{**TOOL, "function": {"name": "f", "parameters": {"a": [0] * 20_000}}}]}, "tools"),
+        ({"response_format": {"type": "json_object", "a": [[[0] * 10_000] * 2]}}, "response_format"),
         ({"functions": [TOOL]}, "functions"),
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
@@ -281,6 +285,25 @@ def test_what_is_wrong_is_named(ask, engine, asked, param):
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["param"] == param
     assert not engine.scheduler.requests
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_tokens": -1},
+        {"max_completion_tokens": -1},
+        {"top_logprobs": 0, "logprobs": False},
+        {"stop": ""},
+        {"stop": ["", "Nothing"]},
+        {"stop": [str(number) for number in range(64)]},
+        {"messages": [{"role": "assistant", "content": None}, {"role": "user", "content": "Hi"}]},
+    ],
+)
+def test_what_clients_send_for_nothing_is_taken(ask, asked):
+    status, body = ask(**asked)
+    assert status == 200
+    assert body["choices"][0]["message"]["content"] == "Hello, world."
+    assert body["choices"][0]["logprobs"] is None
 
 
 def test_a_prompt_that_is_too_long_has_its_code(ask):

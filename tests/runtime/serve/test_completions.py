@@ -24,6 +24,11 @@ def test_sixteen_tokens_unless_told(ask, engine):
     }  # fmt: skip
 
 
+def test_no_limit(ask, engine):
+    engine.scheduler.script = says("x" * 100)
+    assert ask(PATH, prompt="Once", max_tokens=-1)[1]["choices"][0]["text"] == "x" * 100
+
+
 @pytest.mark.parametrize(
     ("prompt", "tokens"),
     [("ab", [[97, 98]]), (["a", "b"], [[97], [98]]), ([97, 98], [[97, 98]]), ([[97], [98, 99]], [[97], [98, 99]])],
@@ -82,6 +87,36 @@ def test_a_scored_prompt_that_ends_has_its_stop_token(ask, engine):
     assert choice["logprobs"]["token_logprobs"] == [None, -0.98, -2.58]
 
 
+def test_offsets_are_those_of_the_text(ask):
+    """Of special tokens, whose names an echo shows, and after a text that was normalised."""
+    for prompt in ("<|im_start|>a", [257, 97]):
+        [choice] = ask(PATH, prompt=prompt, echo=True, logprobs=0, max_tokens=1)[1]["choices"]
+        assert choice["text"] == "<|im_start|>aH"
+        assert choice["logprobs"]["text_offset"] == [0, 12, 13]
+    [choice] = ask(PATH, prompt="e\u0301", echo=True, logprobs=0, max_tokens=1)[1]["choices"]
+    assert choice["text"] == "e\u0301H"
+    assert choice["logprobs"]["text_offset"] == [0, 0, 2]
+
+
+def test_a_prompt_is_scored_once_for_all_choices(ask, engine):
+    _, body = ask(PATH, prompt=["ab", "cd"], n=2, echo=True, logprobs=1, max_tokens=1)
+    asked = sorted((bytes(request.prompt), request.score_prompt) for request in engine.scheduler.requests)
+    assert asked == [(b"ab", False), (b"ab", True), (b"cd", False), (b"cd", True)]
+    assert [choice["logprobs"]["tokens"] for choice in body["choices"]] == [[*"abH"], [*"abH"], [*"cdH"], [*"cdH"]]
+    assert [choice["logprobs"]["token_logprobs"][1] for choice in body["choices"]] == [-0.98, -0.98, -1.0, -1.0]
+
+
+def test_the_scores_of_a_prompt_come_in_parts(http):
+    body = {"prompt": [97] * 300, "stream": True, "echo": True, "logprobs": 1, "max_tokens": 1}
+    with http.stream("POST", PATH, json=body) as answer:
+        parts = answer.read().decode().split("\n\n")[:-2]
+    choices = [json.loads(part.removeprefix("data: "))["choices"][0] for part in parts]
+    scored = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    assert max(len(each["tokens"]) for each in scored) <= 64
+    assert [offset for each in scored for offset in each["text_offset"]] == [*range(301)]
+    assert "".join(choice["text"] for choice in choices) == "a" * 300 + "H"
+
+
 def test_the_chosen_token_is_among_the_likeliest(ask):
     assert ask(PATH, prompt="ab", logprobs=0, max_tokens=1)[1]["choices"][0]["logprobs"]["top_logprobs"] == [
         {"H": -0.72}
@@ -117,7 +152,8 @@ def test_a_stream(http, engine):
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 2}, "best_of"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
-        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": -2}, "max_tokens"),
+        ({"prompt": [[1] * 4000] * 12, "echo": True, "logprobs": 20}, "logprobs"),
     ],
 )
 def test_what_is_wrong_is_named(ask, asked, param):

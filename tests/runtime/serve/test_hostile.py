@@ -88,8 +88,8 @@ def test_raw_bytes(http, server, engine, seed):
     chance = random.Random(seed)
     content = json.dumps(VALID[0][1]).encode()
     whole = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-        "Connection: close\r\n\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     ).encode() + content  # fmt: skip
     for _ in range(60):
         data = bytearray(whole)

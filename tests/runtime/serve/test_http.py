@@ -1,5 +1,6 @@
 """Routes, methods, bodies, keys, CORS: what is answered before any engine is asked."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -10,7 +11,7 @@ import pytest
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.serve.service import Limits
-from support.scripted import ScriptedEngine, says
+from support.scripted import RefusedError, ScriptedEngine, says
 from support.serving import serving
 
 CHAT = "/v1/chat/completions"
@@ -45,8 +46,10 @@ def test_the_page_needs_no_key(engine):
     with serving(lambda: engine, keys=("one",)) as server, httpx.Client(base_url=server.url) as client:
         page = client.get("/")
         assert page.headers["content-type"].startswith("text/html")
-        for path in re.findall(r'(?:src|href)="(/?page/[^"]+)"', page.text):
+        assert page.headers["content-security-policy"] == "frame-ancestors 'none'"
+        for path in ("/", *re.findall(r'(?:src|href)="(/?page/[^"]+)"', page.text)):
             assert client.get(path).status_code == 200
+            assert client.get(path).headers["x-content-type-options"] == "nosniff"
         assert error_of(client.get("/page/no.js"))["code"] == "not_found"
         assert client.get("/page/%2e%2e/app.py").status_code == 404
 
@@ -110,7 +113,7 @@ def test_a_content_type_may_have_parameters(http):
 
 
 def test_cors_is_off(http):
-    answer = http.post(CHAT, json=ASKED, headers={"origin": "http://evil.example"})
+    answer = http.get("/v1/models", headers={"origin": "http://evil.example"})
     assert answer.status_code == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
@@ -238,3 +241,28 @@ def test_a_file_that_changes_ends_an_answer(ask, http, engine):
     assert "Hi" in "".join(parts[:-3]) or '"H"' in "".join(parts[:-3])
     engine.scheduler.script = says("again")
     assert ask()[0] == 200
+
+
+def test_what_a_request_brought_about_is_no_fault_of_the_server(ask, http, engine):
+    engine.scheduler.script = lambda request: [72, RefusedError("the grammar cannot be followed", remedy="simplify it")]
+    status, body = ask()
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["message"] == "the grammar cannot be followed"
+    with http.stream("POST", CHAT, json={**ASKED, "stream": True}) as answer:
+        parts = answer.read().decode().split("\n\n")
+    assert json.loads(parts[-3].removeprefix("data: ")) == body
+
+
+def test_too_many_connections(engine, monkeypatch):
+    monkeypatch.setattr("mosaic.runtime.serve.server.SPARE_CONNECTIONS", 0)
+    with serving(lambda: engine, limits=Limits(parallel=1, max_queue=0)) as server, contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(httpx.Client(base_url=server.url)) for _ in range(2))
+        assert first.get("/health").status_code == 200  # and stays connected
+        answer = second.get("/health")
+        assert answer.status_code == 503
+        assert error_of(answer)["code"] == "overloaded"
+        assert int(answer.headers["retry-after"]) > 0
+        assert answer.headers["connection"] == "close"
+        first.close()
+        server.wait(lambda: second.get("/health").status_code == 200)

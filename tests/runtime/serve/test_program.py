@@ -118,6 +118,12 @@ def test_an_idle_server_ends(tmp_path):
     assert "GET /health 200" in errors
 
 
+def test_no_site_reaches_what_only_this_machine_may(tmp_path):
+    with process(tmp_path) as server:
+        for host, status in (("evil.example.com", 403), ("127.example.org", 403), ("localhost", 200)):
+            assert httpx.get(f"{server.url}/v1/models", headers={"host": host}).status_code == status
+
+
 def test_a_model_that_cannot_be_loaded(tmp_path):
     with process(tmp_path, how="refused") as server:
         code, errors = server.ended()

@@ -154,7 +154,7 @@ def test_variables_reach_the_template(dialogue_of):
     assert dialogue.prompt([], thinking=False, kind="a").text == "aTrue"
 
 
-@pytest.mark.parametrize("name", sorted(OWN_VARIABLES - {"self", "messages", "tools", "thinking"}))
+@pytest.mark.parametrize("name", sorted(OWN_VARIABLES - {"self", "messages", "tools", "thinking", "at_most"}))
 def test_what_the_dialogue_sets_is_not_free(dialogue_of, name):
     with pytest.raises(InputError, match="not free") as caught:
         dialogue_of(QWEN3).prompt(MESSAGES, **{name: True})
