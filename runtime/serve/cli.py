@@ -1,5 +1,6 @@
 """mosaic-serve: a model directory behind the OpenAI API. Heavy imports wait until the arguments are sound."""
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,9 @@ from mosaic.runtime import options
 from mosaic.runtime.sizes import parse_size
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
 class LogLevel(StrEnum):
@@ -59,6 +63,7 @@ def command(
     record_routing: options.RecordRouting = None,
     prefetch: options.Prefetch = False,
     check: options.Check = False,
+    version: options.Version = False,
 ) -> None:
     """Serve the model in OUT: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
 
@@ -72,6 +77,10 @@ def command(
     options.one_model(out, demo, "mosaic-serve")
     longest = parse_size("--max-body", max_body)
     keys = _keys(api_key or [], api_key_file)
+    for origin in cors_origin or []:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            expected, remedy = "as a browser sends it, https://chat.example.org or with a port; or *", "write it so"
+            raise InputError("--cors-origin is no web site", found=origin, expected=expected, remedy=remedy)
     try:
         from mosaic.runtime.serve.program import run
     except ImportError as error:
@@ -114,7 +123,13 @@ def command(
 
 def _keys(given: list[str], file: Path | None) -> list[str]:
     """All keys there are."""
-    keys = [*given, *(filter(None, map(str.strip, file.read_text().splitlines())) if file else ())]
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file else []
+    except (OSError, UnicodeDecodeError) as error:
+        found = error.strerror if isinstance(error, OSError) else "no UTF-8"
+        remedy = "check the path"
+        raise InputError("--api-key-file cannot be read", file=file, found=found, remedy=remedy) from error
+    keys = [*given, *filter(None, map(str.strip, lines))]
     if "" in keys or (file and len(keys) == len(given)):
         raise InputError(
             "an API key is empty", file=file, expected="some characters", remedy="write one, or leave it out"

@@ -168,6 +168,8 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path):
     assert "API key" in refused(tmp_path, "--api-key", "")
     (tmp_path / "keys").write_text("\n \n")
     assert "API key" in refused(tmp_path, "--api-key-file", tmp_path / "keys")
+    assert "--api-key-file" in refused(tmp_path, "--api-key-file", tmp_path / "none")
+    assert "--cors-origin" in refused(tmp_path, "--cors-origin", "chat.example.org")
     assert "--port" in refused(tmp_path, "--port", "70000")
 
 
