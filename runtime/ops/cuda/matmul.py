@@ -39,6 +39,7 @@ def dot_tile(
     begin = source.to(tl.int64)[:, None] * columns
     matrix = row.to(tl.int64)[None, :] * columns
     blocks = first // BLOCK * tl.cdiv(columns, BLOCK)
+    factor = tl.load(factors + source, mask=wanted, other=0.0)
     total = tl.zeros((height, tile), tl.float32)
     for start in range(0, columns, STEP):
         column = start + lane
@@ -48,8 +49,8 @@ def dot_tile(
         given = wanted[:, None] & inside[None, :]
         sums = tl.dot(tl.load(low + begin + column[None, :], mask=given, other=0.0), weights)
         sums = tl.dot(tl.load(high + begin + column[None, :], mask=given, other=0.0), weights, sums)
-        total += sums * multiplier(scales, blocks + start // BLOCK)
-    return total * tl.load(factors + source, mask=wanted, other=0.0)[:, None]
+        total += sums * (factor * multiplier(scales, blocks + start // BLOCK))[:, None]
+    return total
 
 
 @triton.jit
