@@ -58,8 +58,8 @@ class Rounded:
         return self._rounded(self.value.sum(axis), self.error.sum(axis) + terms * UNIT * sizes)
 
     def exp(self):
-        value = np.exp(self.value)
-        return Rounded(value, value * np.expm1(self.error + (2 * np.abs(self.value) + 6) * UNIT) + SMALLEST)
+        value, off = np.exp(self.value), self.error + (2 * np.abs(self.value) + 6) * UNIT
+        return Rounded(value, np.exp(self.value + off) - value + SMALLEST)
 
     def sigmoid(self):
         """1 / (1 + exp(-x)), of which no relative error is larger than that of exp, and three roundings."""

@@ -138,7 +138,9 @@ def attend(query: Tensor, pages: Pages, gate: Tensor | None) -> Tensor:
     memory = pages.values, pages.scales, pages.table, pages.length
     sizes = {"kv_heads": kv_heads, "group": group, "scale": dim**-0.5, "dim": dim}
     queries = max(LEAST_QUERIES, triton.next_power_of_2(group))
-    _segment[kv_heads, segments](query.contiguous(), *memory, *parts, **sizes, queries=queries, num_warps=8, num_stages=1)
+    _segment[kv_heads, segments](
+        query.contiguous(), *memory, *parts, **sizes, queries=queries, num_warps=8, num_stages=1
+    )
     stride = 0 if gate is None else gate.stride(0)
     _merge[heads,](*parts, gate, pages.length, out, heads=heads, gate_stride=stride, dim=dim, num_warps=4)
     return out

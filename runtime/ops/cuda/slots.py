@@ -14,7 +14,7 @@ from mosaic.runtime.weights import E4M3Matrix, Expert
 class ExpertSlots:
     """`codes` uint8 [S, 3 * I * H]: gate [I, H], up [I, H], down [H, I] one after the other, as they lie in a shard.
 
-    `scales` bfloat16 or float32 [S, 3 * blocks]: the block scales of gate, up and down; blocks = ceil(I/128) * ceil(H/128).
+    `scales` bfloat16 or float32 [S, 3 * blocks]: those of gate, up and down, ceil(I/128) * ceil(H/128) each.
     """
 
     codes: Tensor

@@ -22,7 +22,9 @@ class Split:
 
 
 @triton.jit
-def _split(x: tl.tensor, high: tl.tensor, low: tl.tensor, factors: tl.tensor, columns: int, width: tl.constexpr) -> None:
+def _split(
+    x: tl.tensor, high: tl.tensor, low: tl.tensor, factors: tl.tensor, columns: int, width: tl.constexpr
+) -> None:
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, width)
     inside = column < columns
     value = tl.load(x + row * columns + column, mask=inside, other=0.0)
