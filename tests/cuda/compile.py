@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-from cuda.shapes import launch_all  # noqa: E402
+from support.gpu_launches import launch_all  # noqa: E402
 
 #: The oldest target may spill: this triton has no tensor cores for it, and nobody is promised speed there.
 MAY_SPILL = {"sm_75"}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from cuda.kernels.made import normal
 from mosaic.runtime.ops.cuda.norms import add_rms_norm, rms_norm
 from mosaic.runtime.ops.cuda.rotary import angles, rotate
 from mosaic.runtime.ops.cuda.router import route
 from mosaic.runtime.ops.reference import ReferenceOps
+from support.gpu_weights import normal
 from support.rounding import UNIT, Rounded
 
 OPS = ReferenceOps()

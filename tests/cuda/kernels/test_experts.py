@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from cuda.kernels.made import SCALES, codes, normal, scales, values
-from cuda.kernels.test_matrices import split_error
 from mosaic.format import e4m3
 from mosaic.runtime.ops import Routing
 from mosaic.runtime.ops.cuda.experts import add_outputs, apply_experts
@@ -13,6 +11,7 @@ from mosaic.runtime.ops.cuda.grouped import PAIRS, apply_experts_grouped, tiles_
 from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.ops.reference import ReferenceOps
 from support.experts import Arriving
+from support.gpu_weights import SCALES, codes, normal, scales, split_error, values
 from support.rounding import Rounded
 
 SLOTS, RANKS = 6, 3

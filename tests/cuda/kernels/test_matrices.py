@@ -4,23 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from cuda.kernels.made import SCALES, matrix, normal, on, values
 from mosaic.format import e4m3
 from mosaic.runtime.ops.cuda.matmul import matmul
 from mosaic.runtime.ops.cuda.matvec import matvec
 from mosaic.runtime.ops.cuda.split import split
 from mosaic.runtime.ops.reference import ReferenceOps
 from mosaic.runtime.weights import E4M3Matrix
-from support.rounding import UNIT, Rounded
+from support.gpu_weights import SCALES, matrix, normal, on, split_error, values
+from support.rounding import Rounded
 
 OPS = ReferenceOps()
 SHAPES = [(1, 1), (3, 17), (128, 128), (130, 200), (257, 64), (64, 513), (96, 130)]
-
-
-def split_error(x):
-    """What float32 loses as the sum of two float16 (`mosaic.runtime.ops.cuda.split`)."""
-    sizes = np.abs(x.double().numpy())
-    return 4 * UNIT * sizes + 2.0**-39 * sizes.max(axis=-1, keepdims=True)
 
 
 def vectors(x):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from cuda.kernels.made import normal
 from mosaic.format.spec import GatedDeltaSpec
 from mosaic.runtime.kv import KVCache, KVFormat, KVPool
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights
@@ -12,6 +11,7 @@ from mosaic.runtime.ops.cuda.attention import STEP, Pages, attend
 from mosaic.runtime.ops.cuda.delta import gated_delta_step
 from mosaic.runtime.ops.reference import ReferenceOps
 from mosaic.runtime.state import DeltaState
+from support.gpu_weights import normal
 from support.rounding import UNIT, Rounded
 
 OPS = ReferenceOps()

@@ -5,6 +5,7 @@ import torch
 
 from mosaic.format import e4m3
 from mosaic.runtime.weights import E4M3Matrix
+from support.rounding import UNIT
 
 SCALES = [torch.bfloat16, torch.float32]
 
@@ -43,3 +44,9 @@ def values(weight):
     rows, columns = weight.shape
     spread = weight.scales.double().numpy().repeat(e4m3.BLOCK, 0).repeat(e4m3.BLOCK, 1)[:rows, :columns]
     return e4m3.VALUES.astype(np.float64)[weight.codes.numpy()] * spread
+
+
+def split_error(x):
+    """What float32 loses as the sum of two float16 (`mosaic.runtime.ops.cuda.split`): 2^-22 of each."""
+    sizes = np.abs(x.double().numpy())
+    return 4 * UNIT * sizes + 2.0**-39 * sizes.max(axis=-1, keepdims=True)
