@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mosaic.runtime.ops.cuda.decode import BLOCK, halves, multiplier
 from mosaic.runtime.ops.cuda.matvec import parts
-from mosaic.runtime.ops.cuda.split import split
+from mosaic.runtime.ops.cuda.split import PART, split
 from mosaic.runtime.weights import E4M3Matrix
 
 ROWS = 64  # rows of x of a program
@@ -39,7 +39,6 @@ def dot_tile(
     begin = source.to(tl.int64)[:, None] * columns
     matrix = row.to(tl.int64)[None, :] * columns
     blocks = first // BLOCK * tl.cdiv(columns, BLOCK)
-    factor = tl.load(factors + source, mask=wanted, other=0.0)
     total = tl.zeros((height, tile), tl.float32)
     for start in range(0, columns, STEP):
         column = start + lane
@@ -49,8 +48,8 @@ def dot_tile(
         given = wanted[:, None] & inside[None, :]
         sums = tl.dot(tl.load(low + begin + column[None, :], mask=given, other=0.0), weights)
         sums = tl.dot(tl.load(high + begin + column[None, :], mask=given, other=0.0), weights, sums)
-        total += sums * (factor * multiplier(scales, blocks + start // BLOCK))[:, None]
-    return total
+        total += sums * (multiplier(scales, blocks + start // BLOCK) * PART)
+    return total * tl.load(factors + source, mask=wanted, other=0.0)[:, None]
 
 
 @triton.jit

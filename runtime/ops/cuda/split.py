@@ -1,6 +1,6 @@
 """float32 activations for tensor cores: each row as a power of two times the sum of two float16.
 
-With its largest element scaled to [2^14, 2^15), the sum of both is an element up to 2^-22 of it, or 2^-39 of that
+With a row's largest element scaled to [2^14, 2^15), the sum of both is an element up to 2^-22 of it, or 2^-39 of that
 largest one: nearly float32's own rounding, for two products instead of one.
 """
 
@@ -12,9 +12,15 @@ import triton.language as tl
 from torch import Tensor
 
 
+PART = tl.constexpr(2.0**-14)
+
+
 @dataclass(frozen=True)
 class Split:
-    """`high` and `low` float16 [T, K], `factors` float32 [T]: (high + low) * factor."""
+    """`high` and `low` float16 [T, K], `factors` float32 [T]: (high + low) * PART * factor.
+
+    A factor is the power of two in the row's largest element.
+    """
 
     high: Tensor
     low: Tensor
@@ -29,14 +35,14 @@ def _split(
     inside = column < columns
     value = tl.load(x + row * columns + column, mask=inside, other=0.0)
     largest = tl.max(tl.abs(value), axis=0)
-    # The exponents' fields: 127 + 14 - (field - 127) makes the largest 2^14 and more. Rows of less than 2^-112 are
-    # scaled by no more than those.
+    # An exponent stands in a float32 as 127 more: with 127 + 14 - (field - 127) the largest becomes 2^14 and more.
+    # Rows of less than 2^-112 are scaled by no more than those.
     field = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 15)
     value *= ((268 - field) << 23).to(tl.float32, bitcast=True)
     rounded = value.to(tl.float16)
     tl.store(high + row * columns + column, rounded, mask=inside)
     tl.store(low + row * columns + column, (value - rounded.to(tl.float32)).to(tl.float16), mask=inside)
-    tl.store(factors + row, ((field - 14) << 23).to(tl.float32, bitcast=True))
+    tl.store(factors + row, (field << 23).to(tl.float32, bitcast=True))
 
 
 def split(x: Tensor) -> Split:

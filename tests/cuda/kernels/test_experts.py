@@ -15,7 +15,7 @@ from support.gpu_weights import SCALES, codes, normal, scales, split_error, valu
 from support.rounding import Rounded
 
 SLOTS, RANKS = 6, 3
-SHAPES = [(130, 140), (256, 128), (70, 30)]
+SHAPES = [(130, 140), (70, 30)]
 ABSENT = 7.0  # what outputs hold where nobody writes
 
 

@@ -14,7 +14,7 @@ from support.gpu_weights import SCALES, matrix, normal, on, split_error, values
 from support.rounding import Rounded
 
 OPS = ReferenceOps()
-SHAPES = [(1, 1), (3, 17), (128, 128), (130, 200), (257, 64), (64, 513), (96, 130)]
+SHAPES = [(1, 1), (3, 17), (128, 128), (130, 200), (257, 64), (64, 513)]
 
 
 def vectors(x):
@@ -29,7 +29,7 @@ def tensor_cores(x, weight):
 
 @pytest.mark.parametrize("dtype", SCALES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("count", [1, 3])
 def test_matvec(count, shape, dtype, device):
     weight, x = matrix(shape, dtype), normal(count, shape[1], seed=7)
     expected = vectors(x).dot(values(weight))
@@ -46,15 +46,16 @@ def test_matvec_of_plain_weights(count, dtype, device):
 
 def test_a_vector_has_the_same_bits_in_any_company(device):
     """At equal numbers of accumulators; how many vectors a program is made for may change the order of a sum."""
-    weight, x = on(device, matrix((200, 300), torch.bfloat16)), normal(8, 300).to(device)
-    whole = matvec(x, weight)
-    for count in (5, 6, 7):
-        assert torch.equal(matvec(x[8 - count :], weight), whole[8 - count :])
+    weight, x = matrix((50, 300), torch.bfloat16), normal(8, 300)
+    whole = matvec(x.to(device), on(device, weight))
+    vectors(x).dot(values(weight)).holds(whole)
+    for count in (5, 7):
+        assert torch.equal(matvec(x[8 - count :].to(device), on(device, weight)), whole[8 - count :])
 
 
 @pytest.mark.parametrize("dtype", SCALES)
 @pytest.mark.parametrize("shape", [(3, 17), (130, 200), (64, 513)], ids=str)
-@pytest.mark.parametrize("tokens", [1, 63, 130])
+@pytest.mark.parametrize("tokens", [1, 130])
 def test_matmul(tokens, shape, dtype, device):
     weight, x = matrix(shape, dtype), normal(tokens, shape[1], seed=7)
     x *= torch.exp2(normal(tokens, 1, seed=3, size=20.0))  # float16 alone could not hold them
@@ -64,14 +65,14 @@ def test_matmul(tokens, shape, dtype, device):
 
 
 def test_a_token_has_the_same_bits_in_any_company(device):
-    weight, x = on(device, matrix((130, 200), torch.bfloat16)), normal(150, 200).to(device)
+    weight, x = on(device, matrix((70, 200), torch.bfloat16)), normal(150, 200).to(device)
     whole = matmul(x, weight)
     for first, last in ((0, 1), (3, 70), (149, 150), (64, 128)):
         assert torch.equal(matmul(x[first:last], weight), whole[first:last])
 
 
 @pytest.mark.parametrize("product", [matvec, matmul])
-@pytest.mark.parametrize("place", [0, 1, 77, 127])
+@pytest.mark.parametrize("place", [0, 77, 127])
 def test_every_code_is_decoded_exactly(place, product, device):
     """Row r holds code r at one place and 0 elsewhere; the scales are of both ends of the range."""
     held = torch.zeros(256, 128, dtype=torch.uint8)
@@ -102,7 +103,7 @@ def test_split(size, device):
     x[3] = 0
     pieces = split(x.to(device))
     high, low, factors = (part.cpu().double().numpy() for part in (pieces.high, pieces.low, pieces.factors))
-    error = np.abs((high + low) * factors[:, None] - x.double().numpy())
+    error = np.abs((high + low) * 2.0**-14 * factors[:, None] - x.double().numpy())
     tiny = 2.0**-25 * 2.0**-126  # float16's smallest steps, in rows that cannot be scaled any further
     assert (error <= split_error(x) + tiny).all()
     assert np.abs(high).max() < 2.0**15
