@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
 PART = tl.constexpr(2.0**-14)
 
 
