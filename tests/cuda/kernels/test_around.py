@@ -15,7 +15,8 @@ OPS = ReferenceOps()
 
 
 def normed(x, weight, eps, offset):
-    mean = (x * x).sum(-1) * Rounded(1 / x.value.shape[-1], UNIT / x.value.shape[-1]) + eps
+    count = x.value.shape[-1]
+    mean = (x * x).sum(-1) * Rounded(1 / count, 4 * UNIT / count) + eps  # a division
     factor = Rounded(weight.double().numpy()) + offset
     return x * mean.inverse_root()[..., None] * factor
 
