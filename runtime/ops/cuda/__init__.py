@@ -5,8 +5,8 @@ sm_75 to sm_120. Activations and sums are float32. No kernel uses atomics, so re
 launch waits for nothing: sizes come from shapes, what only the device knows (routing, lengths) stays there, and a CUDA
 graph can hold it. Wrong shapes are bugs of the caller and fail assertions.
 
-Everything runs where its tensors are, which is to be the current device. With TRITON_INTERPRET=1 in the environment before
-triton is imported, its interpreter runs the same kernels on CPU tensors: that is how they are tested (tests/cuda).
+Everything runs where its tensors are, which is to be the current device. With TRITON_INTERPRET=1 in the environment
+before triton is imported, its interpreter runs the same kernels on CPU tensors: so they are tested (tests/cuda).
 
 This package is not the table of operations (`mosaic.runtime.ops.Ops`), and without triton it cannot be imported.
 """
