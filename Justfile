@@ -26,6 +26,11 @@ test: (setup "[test]") lint
 test-slow: (setup "[test,slow-test]")
     {{ bin }}/python -m pytest -m slow
 
+# The GPU's kernels, on any machine: under triton's interpreter, and compiled for every GPU (a report, some minutes).
+test-gpu: (setup "[gpu-test]")
+    {{ bin }}/python -m pytest tests/cuda
+    {{ bin }}/python tests/cuda/compile.py
+
 # Style and formatting; types are a test (tests/test_typing.py).
 lint: (setup "[test]")
     {{ bin }}/ruff check .

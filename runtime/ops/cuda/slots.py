@@ -1,0 +1,46 @@
+"""The experts a GPU holds: slots of one size in one piece of memory. Which expert is where, others decide."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mosaic.format import e4m3
+from mosaic.runtime.weights import E4M3Matrix, Expert
+
+
+@dataclass(frozen=True)
+class ExpertSlots:
+    """`codes` uint8 [S, 3 * I * H]: gate [I, H], up [I, H], down [H, I] one after the other, as they lie in a shard.
+
+    `scales` bfloat16 or float32 [S, 3 * blocks]: those of gate, up and down, ceil(I/128) * ceil(H/128) each.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    hidden: int
+    inner: int
+
+    def __post_init__(self) -> None:
+        assert self.codes.dtype == torch.uint8, self.codes.dtype
+        assert self.codes.shape[1:] == (3 * self.inner * self.hidden,), self.codes.shape
+        assert self.scales.shape == (len(self.codes), 3 * self.blocks), self.scales.shape
+        assert self.codes.is_contiguous()
+        assert self.scales.is_contiguous()
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of one matrix."""
+        rows, columns = e4m3.grid((self.inner, self.hidden))
+        return rows * columns
+
+    def expert(self, slot: int) -> Expert:
+        """Views of the expert in a slot."""
+        shapes = [(self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner)]
+        codes, scales = self.codes[slot].chunk(3), self.scales[slot].chunk(3)
+        matrices = [
+            E4M3Matrix(code.view(shape), scale.view(e4m3.grid(shape)))
+            for code, scale, shape in zip(codes, scales, shapes, strict=True)
+        ]
+        return Expert(*matrices)
