@@ -26,9 +26,8 @@ class Answering:
         self._reader = reader
         self._after_step = after_step
         self.generation = scheduler.submit(request)
-        weakref.finalize(
-            self, scheduler.cancel, self.generation
-        ).atexit = False  # never iterated, it would wait for ever
+        never_read = weakref.finalize(self, scheduler.withdraw, self.generation)
+        never_read.atexit = False
         self.chosen: list[Chosen] = []
 
     def __iter__(self) -> Iterator[Piece]:

@@ -99,11 +99,15 @@ class Scheduler:
     def cancel(self, generation: Generation, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Give up a request; what is known of it already is kept for others. Nothing if it is over."""
         self._drop_unsound()
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not generation)
+        self.withdraw(generation)
         for sequence in [*self._reading, *self._answering]:
             if sequence.generation is generation:
                 self._end(sequence, reason)
         generation.finish(reason)
+
+    def withdraw(self, generation: Generation) -> None:
+        """Take a request out of the queue, if it has not begun. May be called at any time, in the middle of a step."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not generation)
 
     def run(self, request: Request) -> Iterator[Chosen]:
         """The tokens that follow, as they are chosen; others advance meanwhile. Cancelled when closed early."""

@@ -123,6 +123,10 @@ class ScriptedScheduler:
         self._waiting.append(generation)
         return generation
 
+    def withdraw(self, generation: Generation) -> None:
+        if generation in self._waiting:
+            self._waiting.remove(generation)
+
     def cancel(self, generation: Generation, reason: FinishReason = FinishReason.CANCELLED) -> None:
         self.cancelled += generation.finish_reason is None
         if generation in self._waiting:
