@@ -8,15 +8,18 @@ from mosaic.runtime.state import SequenceState
 
 
 class Running:
-    """`state` and `tokens` agree between two steps: `tokens` are those that `state` remembers."""
+    """`state` and `tokens` agree between two steps: `tokens` are those that `state` remembers.
 
-    def __init__(self, generation: Generation, sampler: Sampler, state: SequenceState) -> None:
+    `keeps`: whether states within the prompt are worth a cut there.
+    """
+
+    def __init__(self, generation: Generation, sampler: Sampler, state: SequenceState, *, keeps: bool) -> None:
         request = generation.request
         self.generation = generation
         self.sampler = sampler
         self.state = state
         self.tokens: list[int] = []
-        self.marks = [] if request.score_prompt else marks(request.boundaries, len(request.prompt))
+        self.marks = marks(request.boundaries, len(request.prompt)) if keeps and not request.score_prompt else []
         self.last = -1  # the token chosen last, which the model has not seen yet
         self._since: tuple[Traffic, int] | None = None
 

@@ -135,7 +135,8 @@ class Scheduler:
         self._own()
         self._drop_unsound()
         while self._waiting and self.active < self._places:
-            self._reading.append(Running(*self._waiting.popleft(), self.model.new_sequence()))
+            state = self.model.new_sequence()
+            self._reading.append(Running(*self._waiting.popleft(), state, keeps=state.nbytes <= self.cache.budget))
         if not self.active:
             return False
         before, working = self._counters(), [*self._reading, *self._answering]
