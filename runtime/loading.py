@@ -16,7 +16,7 @@ from mosaic.runtime.experts.recorded import RecordedExperts, open_recording
 from mosaic.runtime.experts.shards import ShardFiles
 from mosaic.runtime.experts.store import ExpertStore
 from mosaic.runtime.kv import KVFormat
-from mosaic.runtime.machine import total_memory
+from mosaic.runtime.machine import steady_heap, total_memory
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.plan import MemoryPlan, Wishes, make_plan
@@ -91,6 +91,7 @@ class Loading:
 
     def load(self, ops: Ops, options: LoadOptions, progress: Progress = silent) -> Loaded:
         """Read what is to stay in memory. `progress` is told of bytes."""
+        steady_heap()
         experts: ExpertStore
         slots = self.plan.slots  # what is refused is refused before anything is opened for writing
         wanted = self._wanted(options.warm) if options.warm else []

@@ -1,5 +1,6 @@
 """What this machine can do at most, and what this process took of it: the figures that speeds are compared with."""
 
+import ctypes
 import os
 import resource
 import time
@@ -16,6 +17,8 @@ from mosaic.runtime.cgroup import cgroup_room
 CEILING_BYTES = 1 << 30  # read per pass: several times what the caches of most machines hold
 READ_DEPTH = 16  # reads of experts on their way at a time, and of those by which a disk is measured
 CEILING_SHARE = 4  # at most one part in so many of the free memory
+M_MMAP_THRESHOLD = -3  # <malloc.h>
+LARGE_BLOCK = 1 << 20  # bytes; a row of logits stays below
 
 
 def cores() -> int:
@@ -118,3 +121,13 @@ def _kilobytes(file: Path, name: str) -> int:
     """The bytes of a line `name: number kB`."""
     lines = (line.split(":") for line in file.read_text().splitlines())
     return next(int(value.split()[0]) << 10 for key, value in lines if key == name)
+
+
+def steady_heap() -> None:
+    """Have the C library give large blocks back to the system when they are freed.
+
+    By itself it moves them into its heap as the program goes on, where a long prompt left 3 KB of holes per token.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):  # GNU's
+        library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)

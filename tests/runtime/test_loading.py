@@ -1,6 +1,8 @@
 """Whatever the budget and the wishes, the same words: a model loaded in every way that there is."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -132,3 +134,20 @@ def test_figures_of_an_answer(demo):
     assert figures["stall_seconds"] >= 0
     assert figures["prefetch_recall"] is None
     assert figures["major_faults"] >= 0
+
+
+def test_large_blocks_go_back_to_the_system(demo):
+    """Freed in the middle of the heap they would stay with the process, a little more with every long prompt."""
+    code = f"""
+import numpy as np
+from mosaic.runtime import Engine
+from mosaic.runtime.machine import resident_memory
+engine = Engine.load({str(demo)!r}, context=64)
+np.ones(30 << 20, np.uint8)  # freed at once: by itself the library would take blocks of this size into its heap now
+before = resident_memory()
+large = [np.ones(8 << 20, np.uint8) for _ in range(10)]
+small = np.ones(50_000, np.uint8)  # behind them
+del large
+assert resident_memory() - before < 1 << 20, resident_memory() - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
