@@ -177,31 +177,16 @@ class Engine:
     def chat(self, messages: Messages, **options: Any) -> dict[str, Any]:
         """The assistant's next message: role, content, reasoning_content, tool_calls, as the OpenAI API has them.
 
-        `options`: as of `chat_stream`.
+        `options`: as of `answering`.
         """
         return message_of(list(self.chat_stream(messages, **options)))
 
-    def chat_stream(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        after_step: Callable[[Generation], object] = lambda generation: None,
-        **sampling: Any,
-    ) -> Iterator[Piece]:
+    def chat_stream(self, messages: Messages, **options: Any) -> Iterator[Piece]:
         """Pieces of the assistant's next message: reasoning, content, tool calls. Closing the iterator ends the work.
 
-        `messages`, `tools`: as the OpenAI API has them. `thinking`: on or off where the template knows; None: as it
-        likes. `after_step` is told of the generation after every step.
+        `options`: as of `answering`.
         """
-        yield from self.answering(
-            messages, tools=tools, thinking=thinking, max_tokens=max_tokens, stop=stop, seed=seed,
-            after_step=after_step, **sampling,
-        )  # fmt: skip
+        yield from self.answering(messages, **options)
 
     def answering(
         self,
@@ -215,7 +200,11 @@ class Engine:
         after_step: Callable[[Generation], object] = lambda generation: None,
         **sampling: Any,
     ) -> Answering:
-        """What `chat_stream` iterates, with the generation's figures."""
+        """What `chat_stream` iterates, with the generation's figures.
+
+        `messages`, `tools`: as the OpenAI API has them. `thinking`: on or off where the template knows; None: as it
+        likes. `after_step` is told of the generation after every step. `stop`, `seed`, `sampling`: as of `generate`.
+        """
         prompt = self.dialogue.prompt(messages, tools, thinking)
         request = Request(
             prompt.tokens,

@@ -50,10 +50,6 @@ class Grammars:
             raise _refused("the JSON schema", error) from error
         return self._mask(_from_lark(f"start: {text}\n"), "the JSON schema")
 
-    def json_object(self) -> "GrammarMask":
-        """Any JSON object."""
-        return self.json_schema({"type": "object"})
-
     def lark(self, text: str) -> "GrammarMask":
         """What a grammar in llguidance's variant of Lark describes. InputError for one that is wrong."""
         return self._mask(_from_lark(text), "the grammar")

@@ -102,11 +102,6 @@ class KVPool:
         return 2 * kv_heads * (head_dim * width + scale)
 
     @property
-    def page_nbytes(self) -> int:
-        """Bytes of a page."""
-        return PAGE_TOKENS * self.token_nbytes
-
-    @property
     def pages_in_use(self) -> int:
         """Pages that somebody holds, counted one by one: some 50 us per thousand."""
         return len(self._places) - len(self._free())

@@ -138,7 +138,9 @@ def test_what_comes_out_is_valid_for_the_schema(grammars, word_grammars, letters
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_object_is_an_object(word_grammars, words, seed):
-    text = written(word_grammars.json_object(), words, generation_defaults(DEMO_CHECKPOINT).stop, seed)
+    text = written(
+        word_grammars.json_schema({"type": "object"}), words, generation_defaults(DEMO_CHECKPOINT).stop, seed
+    )
     assert type(json.loads(text)) is dict
 
 
@@ -161,7 +163,7 @@ def test_stop_tokens_come_where_the_answer_may_end_and_only_there(grammars):
 
 
 def test_a_finished_answer_allows_stop_tokens_only(grammars):
-    mask = grammars.json_object()
+    mask = grammars.json_schema({"type": "object"})
     feed(mask, '{"a": "€ 𝄞"}')
     assert allowed(mask) == STOP
 
@@ -177,7 +179,7 @@ def test_special_tokens_are_never_text(grammars):
 
 def test_a_stop_token_with_a_text_is_no_space_of_the_answer(letters):
     newline = ord("\n")
-    mask = Grammars(letters, frozenset({newline})).json_object()
+    mask = Grammars(letters, frozenset({newline})).json_schema({"type": "object"})
     feed(mask, '{"a": [1, 2')
     assert newline not in allowed(mask)
     feed(mask, "]}")
@@ -196,7 +198,7 @@ def test_a_character_may_be_split_and_never_broken(grammars):
 
 
 def test_space_does_not_go_on_for_ever(grammars):
-    mask = grammars.json_object()
+    mask = grammars.json_schema({"type": "object"})
     feed(mask, "{\n" + " " * 63)
     assert allowed(mask) == set(b'"}')
 
@@ -266,7 +268,7 @@ def test_a_grammar_that_cannot_be_followed_is_refused(grammars, text):
 
 
 def test_a_token_that_the_grammar_does_not_have_is_refused(grammars):
-    mask = grammars.json_object()
+    mask = grammars.json_schema({"type": "object"})
     with pytest.raises(InputError, match="the JSON schema cannot be followed"):
         mask.advance(ord("["))
 
