@@ -72,7 +72,7 @@ class Engine:
         self.stop: frozenset[int] = recommended.stop | _config_stop(folder)
         self.context: int = loading.plan.context
         self.num_tokens = min(self.tokenizer.num_tokens, loaded.model.spec.vocab_size)
-        self._identity = Identity.of(loading.weights.catalog, loaded.model.pool.format)
+        self._identity = Identity.of(loading.weights.catalog, loaded.model.kv)
         self.scheduler = Scheduler(
             loaded.model,
             num_tokens=self.num_tokens,

@@ -71,21 +71,25 @@ class PresentExperts:
 class LayerExperts:
     """The experts of one layer, with the shared one among them: number E. An `ExpertSource` of mosaic.runtime.ops."""
 
-    def __init__(self, store: ExpertStore, layer: int, shared: tuple[int, Expert] | None) -> None:
-        self._store = store
-        self._layer = layer
-        self._shared = dict([shared] if shared else [])
+    def __init__(self, store: ExpertStore, layer: int, num_experts: int, shared: Expert | None) -> None:
+        self.store = store
+        self.layer = layer
+        self._shared = {} if shared is None else {num_experts: shared}
+
+    def observe(self, chosen: NDArray[np.int64]) -> None:
+        """See ExpertSource."""
+        self.store.observe(self.layer, chosen[..., :-1] if self._shared else chosen)
 
     def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertSource. The shared expert is always there."""
         routed = [number for number in dict.fromkeys(numbers) if number not in self._shared]
-        groups = self._store.arriving(self._layer, routed, tokens)
+        groups = self.store.arriving(self.layer, routed, tokens) if routed else iter(())
         yield {**next(groups, {}), **{number: self._shared[number] for number in numbers if number in self._shared}}
         yield from groups
 
     def nbytes(self, numbers: Collection[int]) -> int:
         """See ExpertSource."""
         return sum(
-            self._shared[number].nbytes if number in self._shared else self._store.nbytes(self._layer, number)
+            self._shared[number].nbytes if number in self._shared else self.store.nbytes(self.layer, number)
             for number in numbers
         )

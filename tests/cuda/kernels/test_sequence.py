@@ -13,6 +13,7 @@ from mosaic.runtime.ops.reference import ReferenceOps
 from mosaic.runtime.state import DeltaState
 from support.gpu_weights import normal
 from support.rounding import UNIT, Rounded
+from support.states import append
 
 OPS = ReferenceOps()
 
@@ -21,7 +22,7 @@ def filled(kv, length, kv_heads, dim):
     """Its last key is a long one: for some heads that has by far the highest score, and not in the first segment."""
     cache, keys = KVCache(KVPool(kv_heads, dim, kv)), normal(length, kv_heads, dim, seed=1)
     keys[-1] *= 100
-    cache.append(keys, normal(length, kv_heads, dim, seed=2))
+    append(cache, keys, normal(length, kv_heads, dim, seed=2))
     return cache
 
 
@@ -70,7 +71,7 @@ def attended(query, cache):
 def test_attention(heads, kv_heads, dim, length, kv, device):
     cache, query = filled(kv, length, kv_heads, dim), normal(heads, dim, size=3.0)
     expected = attended(query, cache)
-    expected.agrees(OPS.attention(query[None], cache)[0])
+    expected.agrees(OPS.attend(query[None], *cache.read())[0])
     expected.holds(attend(query.to(device), pages_of(cache, device), None))
 
 
@@ -79,7 +80,7 @@ def test_the_gate(device):
     cache, both = filled(KVFormat.BF16, 70, 2, 32), normal(6, 64, size=2.0)
     query, gate = both.chunk(2, dim=1)
     expected = attended(query, cache) * Rounded(gate.double().numpy()).sigmoid()
-    expected.agrees(OPS.sigmoid_gate(OPS.attention(query[None], cache)[0], gate))
+    expected.agrees(OPS.sigmoid_gate(OPS.attend(query[None], *cache.read())[0], gate))
     moved = both.to(device)
     expected.holds(attend(moved[:, :32], pages_of(cache, device), moved[:, 32:]))
 
