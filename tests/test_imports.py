@@ -20,7 +20,10 @@ NATIVE_USERS = {
     *(f"runtime/{name}.py" for name in ("machine", "mapped_shard", "ops/cpu", "experts/arena")),
     "convert/quantize.py",
 }
-DECISIONS = {f"runtime/experts/{name}.py" for name in ("slots", "tracker", "placement", "trace", "replay", "profile")}
+DECISIONS = {
+    f"runtime/experts/{name}.py"
+    for name in ("slots", "tracker", "placement", "promotion", "trace", "replay", "profile")
+}
 #: Pieces of Hugging Face tensor names. `_scale_inv` has one more owner, the contract.
 TENSOR_NAMES = re.compile(
     r"self_attn|linear_attn|[qkvo]_proj|in_proj|out_proj|embed_tokens|lm_head\.|layernorm|gate_up|gate_proj|up_proj|"
