@@ -206,23 +206,27 @@ class Weights:
         scales = [self._infos[spec.scale_name].span for spec in specs if spec.scale_name in self._infos]
         return index.place(parts[0].file.name, [part.span for part in parts], scales)
 
-    def dense(self) -> dict[str, TensorInfo]:
-        """What every token needs, by name: not routed experts, nor an embedding that is no head."""
-        return {name: self._infos[name] for spec in self._dense() for name in self._names(spec)}
+    def dense(self, first: int = 0, *, head: bool = True) -> dict[str, TensorInfo]:
+        """What every token needs, by name: not routed experts, nor an embedding that is no head.
+
+        Only of the decoder layers from `first` on; of what is outside of them only if `head`.
+        """
+        wanted = (spec for layer, spec in self._dense() if (head if layer is None else layer >= first))
+        return {name: self._infos[name] for spec in wanted for name in self._names(spec)}
 
     def dense_nbytes(self) -> Counter[int | None]:
         """Bytes of the same by decoder layer; None: outside of them."""
         nbytes = Counter[int | None]()
-        for spec in self._dense():
-            layer = spec.layer if spec.part is Part.DECODER else None
+        for layer, spec in self._dense():
             nbytes[layer] += sum(self._infos[name].nbytes for name in self._names(spec))
         return nbytes
 
-    def _dense(self) -> Iterator[TensorSpec]:
+    def _dense(self) -> Iterator[tuple[int | None, TensorSpec]]:
+        """With the decoder layer, or None."""
         for spec in self._contract.values():
             looked_up = spec.role is Role.EMBEDDING and not self.catalog.spec.tie_embeddings
             if spec.expert is None and spec.part in (Part.DECODER, Part.OUTSIDE) and not looked_up:
-                yield spec
+                yield spec.layer if spec.part is Part.DECODER else None, spec
 
     def _names(self, spec: TensorSpec) -> list[str]:
         """Of a tensor of the contract, and of its scales if it has any."""

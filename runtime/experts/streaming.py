@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosaic.runtime.device import Device, Fence
+from mosaic.runtime.device import Device
 from mosaic.runtime.experts.store import LayerExperts
 from mosaic.runtime.experts.uploads import Upload, Uploads
 from mosaic.runtime.ops.cuda.slots import ExpertSlots
