@@ -6,7 +6,7 @@ Of any decoder layers of a ModelSpec, in RAM or on a device. Pure arithmetic; we
 from collections.abc import Sequence
 
 from mosaic.format.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, Mixer, ModelSpec, MoeSpec
-from mosaic.runtime.kv import KVFormat, KVPool
+from mosaic.runtime.kv import KVFormat, KVPool, pages_of
 
 FLOAT = 4  # bytes of an activation, and of a number in a recurrent state
 DELTA_CHUNK = 64  # tokens that the delta rule relates to each other on a device
@@ -20,6 +20,14 @@ def attention_layers(layers: Sequence[LayerSpec]) -> int:
 def kv_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec], kv: KVFormat) -> int:
     """Of the keys and values of one token."""
     return attention_layers(layers) * KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv).token_nbytes
+
+
+def held_pages(context: int, sequences: int) -> int:
+    """Pages of one layer for so many sequences, and for states that are kept of them.
+
+    Those share pages, but for copies of last ones, which are begun.
+    """
+    return sequences * (pages_of(context) + 1) + 1
 
 
 def state_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec]) -> int:

@@ -7,7 +7,7 @@ are upper bounds.
 from collections import Counter
 
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.footprint import FLOAT, attention_layers, device_scratch_nbytes, state_nbytes
+from mosaic.runtime.footprint import FLOAT, attention_layers, device_scratch_nbytes, held_pages, state_nbytes
 from mosaic.runtime.kv import PAGE_TOKENS, KVPool, pages_of
 from mosaic.runtime.plan import Wishes
 from mosaic.runtime.prompt_scores import BLOCK_LOGITS
@@ -48,14 +48,13 @@ class VramItems:
         """Of so many expert slots, so many first layers without their experts, perhaps the head, pieces of a prompt."""
         placed, pages = self.spec.layers[:layers], pages_of(self.context)
         caches = attention_layers(placed)
-        held = self.sequences * (pages + 1) + 1  # kept states share pages, but for copies of last ones, which are begun
         return {
             "CUDA context and kernels": CUDA,
             "expert slots": slots * self.slot,
-            "streaming buffer": self.stream * self.slot,
+            "streaming buffer": self.stream * self.slot if layers else 0,
             "dense weights": sum(self._dense[layer] for layer in range(layers)),
             "head": self._dense[None] if head else 0,
-            "keys and values": caches * held * PAGE_TOKENS * self._token,
+            "keys and values": caches * held_pages(self.context, self.sequences) * PAGE_TOKENS * self._token,
             "page tables": caches * NUMBER * self.sequences * (pages + 1),
             "recurrent states": self.sequences * state_nbytes(self.spec, placed),
             "prompt in work": self.scratch(layers, piece) + (self._logits() if head else 0),

@@ -232,14 +232,20 @@ class Weights:
         """Of a tensor of the contract, and of its scales if it has any."""
         return [name for name in (spec.name, spec.scale_name) if name in self._infos]
 
-    def make_resident(self, progress: Progress = silent) -> None:
+    def make_resident(self, progress: Progress = silent, first: int = 0, *, head: bool = True) -> None:
         """Copy `dense` into memory of its own.
 
         For models that do not fit: the reading of experts would push mapped pages out. Before tensors are asked for.
         """
-        dense = self.dense()
+        dense = self.dense(first, head=head)
         told = progress("reading dense weights", sum(info.nbytes for info in dense.values()))
         self._resident = read_tensors(dense, told)
+
+    def release_dense(self, layers: int, *, head: bool) -> None:
+        """Let go of what `dense` has of the first so many layers, and of what is outside of them if `head`."""
+        kept = self.dense(layers, head=not head)
+        for file, first, end in runs(info for name, info in self.dense().items() if name not in kept):
+            self.shards[file.name].release(first, end)
 
     def _view(self, name: str) -> Tensor:
         if name in self._resident:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic.runtime.device import Device
+from mosaic.runtime.experts.places import Place
 from mosaic.runtime.experts.store import LayerExperts
 from mosaic.runtime.experts.uploads import Upload, Uploads
 from mosaic.runtime.ops.cuda.slots import ExpertSlots
@@ -28,6 +29,10 @@ class Streaming:
         self._free = [device.fence()] * HALVES  # when a half may be written to
         self._half = 0
         self.nbytes = 0  # copied so far
+
+    def fits(self, place: Place) -> bool:
+        """Whether an expert is of the kind that the buffer is for."""
+        return place.kind == self._buffer.kind
 
     def apply(
         self, x: Tensor, chosen: NDArray[np.int64], numbers: Sequence[int], source: LayerExperts, outputs: Tensor

@@ -20,18 +20,20 @@ def show_plan(
     """Print the plan. Sizes in bytes. InputError if there is none."""
     # As much of the program as a run has in memory:
     from mosaic.runtime import engine  # noqa: F401
+    from mosaic.runtime.device.choice import choose_device
     from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.loading import Loading
     from mosaic.runtime.machine import cores
     from mosaic.runtime.ops.choice import OpsName, make_ops, option
     from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
+    from mosaic.runtime.plan_vram import VramWishes
     from mosaic.runtime.speeds import speeds
     from mosaic.runtime.terminal import asking, chat, one_shot, progress, session  # noqa: F401
     from mosaic.runtime.tokenizer import Tokenizer
 
     loading = Loading(
         folder, option("kv", kv, KVFormat), context=context, ram=ram, state_budget=state_budget,
-        device=device, vram=vram, gpu_layers=gpu_layers,
+        chosen=choose_device(device), vram=VramWishes(vram, gpu_layers),
     )  # fmt: skip
     needed = Tokenizer(folder), make_ops(OpsName.CPU, threads=threads)  # they take memory that is planned for
     found = speeds(*loading.spans, threads or cores())

@@ -46,6 +46,11 @@ class ExpertSlots:
         return rows * columns
 
     @property
+    def kind(self) -> tuple[str, str]:
+        """Dtypes of codes and scales, as `Place.kind` has them."""
+        return "F8_E4M3", {torch.bfloat16: "BF16", torch.float32: "F32"}[self.scales.dtype]
+
+    @property
     def slot_nbytes(self) -> int:
         """Bytes of one slot."""
         return self.codes[0].nbytes + self.scales[0].nbytes
