@@ -18,7 +18,7 @@ from torch import Tensor
 from mosaic.runtime.device import Device, Fence
 from mosaic.runtime.experts.promotion import RING
 
-THREADS = 2
+THREADS = 2  # that fill buffers
 
 
 class Upload:
@@ -47,7 +47,8 @@ class Uploads:
     def send(self, source: Sequence[NDArray[np.uint8]], target: Sequence[Tensor], after: Fence) -> Upload:
         """Bring the bytes of a source, one part after another, into the targets, as soon as a buffer is free.
 
-        Each target [n] is contiguous, of any dtype. None is written to before `after` is over. Never waits.
+        Parts and targets are [n] and contiguous, targets of any dtype; none is written to before `after` is over. The
+        caller does not wait.
         """
         upload = Upload(source, target, after)
         found, room = sum(part.nbytes for part in source), sum(part.nbytes for part in target)
