@@ -17,6 +17,7 @@ from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.recorded import RecordedExperts, open_recording
 from mosaic.runtime.experts.shards import ShardFiles
 from mosaic.runtime.experts.store import ExpertStore
+from mosaic.runtime.experts.tier import Tier
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.machine import steady_heap, total_memory
@@ -49,11 +50,17 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, and what is known of where its experts came from."""
+    """A model, and where its experts come from; `tier`: those that a device has of them."""
 
     model: HybridModel
-    traffic: Callable[[], Traffic]
+    experts: ExpertStore
+    tier: Tier | None
     check: Callable[[], None]  # InputError if mapped weights were written to; what is read is checked as it is read
+
+    def traffic(self) -> Traffic:
+        """What happened since it was loaded."""
+        traffic = self.experts.traffic
+        return self.tier.traffic(traffic) if self.tier else traffic
 
 
 class Loading:
@@ -151,8 +158,7 @@ class Loading:
         )  # fmt: skip
         if vram:
             self.weights.release_dense(vram.layers, head=vram.head)
-        tier = part.tier
-        return Loaded(model, lambda: tier.traffic(experts.traffic) if tier else experts.traffic, check)
+        return Loaded(model, experts, part.tier, check)
 
     def _part(self, ops: Ops, vram: VramPlan, tuning: Tuning) -> Part:
         """What the device has of the model."""

@@ -57,7 +57,7 @@ class Scheduler:
         self._traffic = traffic
         self._check = check
         self._ceilings = ceilings
-        self._piece = piece
+        self.piece = piece
         self._most_pages = places * model.pages(context)
         self._waiting: deque[tuple[Generation, Sampler]] = deque()
         self._reading: deque[Running] = deque()  # whoever is first reads the next piece of its prompt
@@ -165,7 +165,7 @@ class Scheduler:
         start = time.perf_counter()
         self._reuse(sequence)
         prompt, first = sequence.request.prompt, len(sequence.tokens)
-        limit = IN_COMPANY if self._answering else self._piece
+        limit = IN_COMPANY if self._answering else self.piece
         last = next_cut(first, sequence.marks, len(prompt), limit)
         self._make_room(self._growth(first, last))
         sequence.generation.prompt_done, sequence.generation.piece = first, last - first
