@@ -96,7 +96,10 @@ def _step(
 
 
 def gated_delta_step(inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState) -> Tensor:
-    """See `mosaic.runtime.ops.Ops.gated_delta`, of one token: [1, value heads * d_v]; d_k and d_v are powers of two."""
+    """See `mosaic.runtime.ops.Ops.gated_delta`, of one token: [1, value heads * d_v]; d_k and d_v are powers of two.
+
+    Advances `state.conv` and `state.recurrent` in place, but not `state.position`, which is the host's.
+    """
     heads, key_dim, value_dim = state.recurrent.shape
     channels, taps = weights.conv.shape
     key_heads = (channels - heads * value_dim) // (2 * key_dim)
@@ -129,5 +132,4 @@ def gated_delta_step(inputs: DeltaInputs, weights: DeltaWeights, state: DeltaSta
         value_dim=value_dim,
         num_warps=8,
     )
-    state.position += 1
     return out
