@@ -8,6 +8,7 @@ from mosaic.runtime.kv import PAGE_TOKENS
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights
 from mosaic.runtime.ops.cuda.attention import attend
 from mosaic.runtime.ops.cuda.delta import gated_delta_step
+from mosaic.runtime.ops.cuda.delta_chunk import gated_delta_chunk
 from mosaic.runtime.ops.cuda.experts import add_outputs, apply_experts
 from mosaic.runtime.ops.cuda.grouped import apply_experts_grouped
 from mosaic.runtime.ops.cuda.matmul import matmul, matmul_plain
@@ -88,7 +89,8 @@ def attention() -> None:
 def delta() -> None:
     heads, width = DELTA.num_value_heads, DELTA.num_value_heads * DELTA.value_head_dim
     channels = DELTA.conv_dim
-    inputs = DeltaInputs(torch.empty(1, channels), torch.empty(1, width), torch.empty(1, heads), torch.empty(1, heads))
     small = [torch.empty(size, dtype=BF16) for size in (heads, heads, DELTA.value_head_dim)]
-    conv = torch.empty(channels, DELTA.conv_kernel, dtype=BF16)
-    gated_delta_step(inputs, DeltaWeights(conv, *small, 1e-6), DeltaState(DELTA))
+    weights = DeltaWeights(torch.empty(channels, DELTA.conv_kernel, dtype=BF16), *small, 1e-6)
+    for tokens, apply in ((1, gated_delta_step), (PROMPT + 1, gated_delta_chunk)):
+        inputs = DeltaInputs(*(torch.empty(tokens, size) for size in (channels, width, heads, heads)))
+        apply(inputs, weights, DeltaState(DELTA))
