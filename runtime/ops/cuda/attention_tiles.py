@@ -43,9 +43,7 @@ def _tile(
     length = tl.load(lengths)
     end = length + tl.minimum(first + rows // width, tokens)
     memory_end = length + 1 + token.to(tl.int32)
-    _, whole, total = softmax_sums(
-        asked, memory_end, values, scales, table, 0, end, kv_heads, kv_head, rows, dim
-    )
+    _, whole, total = softmax_sums(asked, memory_end, values, scales, table, 0, end, kv_heads, kv_head, rows, dim)
     total = total / whole[:, None]
     if gate is not None:
         places = (token * gate_token + head * gate_head)[:, None] + column[None, :]
