@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights
-from mosaic.runtime.ops.cuda.delta import gated_norm, key_heads_of, inverse_length, log_decay
+from mosaic.runtime.ops.cuda.delta import gated_norm, inverse_length, key_heads_of, log_decay
 from mosaic.runtime.ops.cuda.delta_conv import conv
 from mosaic.runtime.ops.reference_delta import CHUNK
 from mosaic.runtime.state import DeltaState
