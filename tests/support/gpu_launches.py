@@ -10,10 +10,10 @@ from mosaic.runtime.ops.cuda.attention import attend
 from mosaic.runtime.ops.cuda.delta import gated_delta_step
 from mosaic.runtime.ops.cuda.delta_chunk import gated_delta_chunk
 from mosaic.runtime.ops.cuda.experts import add_outputs, apply_experts
+from mosaic.runtime.ops.cuda.gates import sigmoid_gate, swiglu_between
 from mosaic.runtime.ops.cuda.grouped import apply_experts_grouped
 from mosaic.runtime.ops.cuda.matmul import matmul, matmul_plain
 from mosaic.runtime.ops.cuda.matvec import matvec
-from mosaic.runtime.ops.cuda.gates import sigmoid_gate, swiglu_between
 from mosaic.runtime.ops.cuda.norms import add_rms_norm, rms_norm
 from mosaic.runtime.ops.cuda.pages import Pages, store
 from mosaic.runtime.ops.cuda.rotary import angles, rotate

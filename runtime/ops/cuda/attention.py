@@ -84,8 +84,8 @@ def _merge(
 def attend(query: Tensor, pages: Pages, gate: Tensor | None) -> Tensor:
     """Causal attention of T new tokens, whose keys and values are stored: query [T, h, d] float32; [T, h, d].
 
-    Token i sees itself and all before it, pages.length + i + 1 positions. With `gate` [T, h, d], which may be strided but
-    for d, times sigmoid(gate).
+    Token i sees itself and all before it, pages.length + i + 1 positions. With `gate` [T, h, d], whose rows may have
+    gaps between them, times sigmoid(gate).
     """
     (tokens, heads, dim), kv_heads = query.shape, pages.values.shape[3]
     assert pages.values.shape[4] == dim, (query.shape, pages.values.shape)

@@ -25,9 +25,9 @@ def softmax_sums(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Of queries [rows, dim], scaled, over positions [begin, end), of which row r sees those below limits[r].
 
-    Returns the highest score [rows], the sum of exp(score - highest) [rows], and the values times that [rows, dim]. Each
-    row sees at least the first of the positions; `begin` is a multiple of STEP. A row's bits do not depend on `end`, nor
-    on other rows.
+    Returns the highest score [rows], the sum of exp(score - highest) [rows], and that of the values times these [rows,
+    dim]. Each row sees at least the first position; `begin` is a multiple of STEP. A row's bits do not depend on `end`,
+    nor on other rows.
     """
     top = tl.full((rows,), -float("inf"), tl.float32)
     whole = tl.zeros((rows,), tl.float32)

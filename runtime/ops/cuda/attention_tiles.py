@@ -37,18 +37,15 @@ def _tile(
     first = tl.program_id(0) * (rows // width)
     token, member = first + row // width, row % width
     used = ((member < group) & (token < tokens))[:, None]
-    head, token = kv_head * group + member, token.to(tl.int64)
-    place = (token * kv_heads * group + head)[:, None] * dim + column[None, :]
+    head, far = kv_head * group + member, token.to(tl.int64)
+    place = (far * kv_heads * group + head)[:, None] * dim + column[None, :]
     asked = tl.load(query + place, mask=used, other=0.0) * scale
     length = tl.load(lengths)
-    end = length + tl.minimum(first + rows // width, tokens)
-    memory_end = length + 1 + token.to(tl.int32)
-    _, whole, total = softmax_sums(
-        asked, memory_end, values, scales, table, 0, end, kv_heads, kv_head, rows, dim
-    )
+    limits, end = length + 1 + token, length + tl.minimum(first + rows // width, tokens)
+    _, whole, total = softmax_sums(asked, limits, values, scales, table, 0, end, kv_heads, kv_head, rows, dim)
     total = total / whole[:, None]
     if gate is not None:
-        places = (token * gate_token + head * gate_head)[:, None] + column[None, :]
+        places = (far * gate_token + head * gate_head)[:, None] + column[None, :]
         total *= tl.sigmoid(tl.load(gate + places, mask=used, other=0.0))
     tl.store(out + place, total, mask=used)
 

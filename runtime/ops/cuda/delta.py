@@ -37,10 +37,9 @@ def log_decay(a: tl.tensor, a_log: tl.tensor, dt_bias: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def unit(x: tl.tensor) -> tl.tensor:
-    """X over its length, along the last axis."""
-    squares = tl.sum(x * x, axis=-1, keep_dims=True)
-    return x * tl.div_rn(1.0, tl.sqrt_rn(squares + UNIT_EPS))
+def inverse_length(squares: tl.tensor) -> tl.tensor:
+    """What a query or key, whose squares have this sum, is multiplied with."""
+    return tl.div_rn(1.0, tl.sqrt_rn(squares + UNIT_EPS))
 
 
 @triton.jit
@@ -70,8 +69,10 @@ def _step(
 ) -> None:
     head = tl.program_id(0)
     source, place, column = head // ratio * key_dim, tl.arange(0, key_dim), tl.arange(0, value_dim)
-    query = unit(tl.load(mixed + source + place)) * scale
-    key = unit(tl.load(mixed + key_heads * key_dim + source + place))
+    query = tl.load(mixed + source + place)
+    query *= inverse_length(tl.sum(query * query, axis=0)) * scale
+    key = tl.load(mixed + key_heads * key_dim + source + place)
+    key *= inverse_length(tl.sum(key * key, axis=0))
     value = tl.load(mixed + 2 * key_heads * key_dim + head * value_dim + column)
     decay = tl.exp(log_decay(tl.load(a + head), a_log + head, dt_bias + head))
     cells = state + head * key_dim * value_dim + place[:, None] * value_dim + column[None, :]

@@ -69,9 +69,9 @@ def conv_step(x: Tensor, history: Tensor, weight: Tensor) -> Tensor:
 
 
 def conv(x: Tensor, history: Tensor, weight: Tensor) -> Tensor:
-    """Of x [T, C] float32 behind history [taps - 1, C], with weight [C, taps], the last tap for the token itself: [T, C].
+    """Of x [T, C] float32 behind history [taps - 1, C]: [T, C]. The history becomes that of the next token.
 
-    The history becomes that of the next token.
+    weight [C, taps], the last tap for the token itself.
     """
     _check(x, history, weight)
     (tokens, channels), taps = x.shape, weight.shape[1]

@@ -44,9 +44,7 @@ class Pages:
 
 
 @triton.jit
-def read_rows(
-    values: tl.tensor, scales: tl.tensor, rows: tl.tensor, wanted: tl.tensor, dim: tl.constexpr
-) -> tl.tensor:
+def read_rows(values: tl.tensor, scales: tl.tensor, rows: tl.tensor, wanted: tl.tensor, dim: tl.constexpr) -> tl.tensor:
     """Rows of the pool that are wanted, float32 [rows, dim]; the others are 0."""
     places = values + rows[:, None] * dim + tl.arange(0, dim)[None, :]
     result = weights_at(places, wanted[:, None])
