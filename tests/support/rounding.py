@@ -88,7 +88,7 @@ class Rounded:
         return Rounded(self.value.reshape(shape), self.error.reshape(shape))
 
     @property
-    def T(self):
+    def T(self):  # noqa: N802 - as numpy has it
         return Rounded(self.value.T, self.error.T)
 
     def holds(self, found):

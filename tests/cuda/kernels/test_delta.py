@@ -139,7 +139,10 @@ def chunked(inputs, weights, state, spec):
     parts = [
         ruled(found, head, Rounded(state.recurrent[head].double().numpy())) for head in range(len(state.recurrent))
     ]
-    read, held = (Rounded(np.stack([x.value for x in part]), np.stack([x.error for x in part])) for part in zip(*parts))
+    read, held = (
+        Rounded(np.stack([x.value for x in part]), np.stack([x.error for x in part]))
+        for part in zip(*parts, strict=True)
+    )
     return normed(read, inputs, weights), held, found.history
 
 
