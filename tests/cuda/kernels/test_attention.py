@@ -96,8 +96,7 @@ def test_rounding_to_the_nearest(kv, device):
 def attended(query, cache):
     """Of the last tokens, [T, h, d]."""
     first = cache.length - len(query)
-    results = [attended_one(row, cache, first + place + 1) for place, row in enumerate(query)]
-    return Rounded(np.stack([each.value for each in results]), np.stack([each.error for each in results]))
+    return Rounded.stack([attended_one(row, cache, first + place + 1) for place, row in enumerate(query)])
 
 
 def attended_one(query, cache, seen):
@@ -116,9 +115,8 @@ def attended_one(query, cache, seen):
         scaled = (len(keys) // STEP.value + 2) * 9 + 4 * reach
         shares = Rounded(shares.value, shares.error + shares.value * scaled * UNIT)
         total = (shares[:, None] * Rounded(values[:, kv_head])).sum(0)
-        result = total * shares.sum(0).reciprocal()
-        results.append((result.value, result.error))
-    return Rounded(*(np.stack(parts) for parts in zip(*results, strict=True)))
+        results.append(total * shares.sum(0).reciprocal())
+    return Rounded.stack(results)
 
 
 @pytest.mark.parametrize("kv", KVFormat)
