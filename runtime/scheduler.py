@@ -31,6 +31,7 @@ class Scheduler:
 
     `places`: sequences in work at a time, each of at most `context` tokens; further requests wait their turn.
     `num_tokens`: ids from here on are padding of the head. `stop`: tokens that end every text.
+    `piece`: most tokens of a prompt that are read at a time.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Scheduler:
         traffic: Callable[[], Traffic] = Traffic,
         check: Callable[[], None] = lambda: None,
         ceilings: Speeds | None = None,
+        piece: int = PREFILL_CHUNK,
     ) -> None:
         self.model = model
         self.stop = stop
@@ -55,6 +57,7 @@ class Scheduler:
         self._traffic = traffic
         self._check = check
         self._ceilings = ceilings
+        self.piece = piece
         self._most_pages = places * model.pages(context)
         self._waiting: deque[tuple[Generation, Sampler]] = deque()
         self._reading: deque[Running] = deque()  # whoever is first reads the next piece of its prompt
@@ -162,7 +165,7 @@ class Scheduler:
         start = time.perf_counter()
         self._reuse(sequence)
         prompt, first = sequence.request.prompt, len(sequence.tokens)
-        limit = IN_COMPANY if self._answering else PREFILL_CHUNK
+        limit = IN_COMPANY if self._answering else self.piece
         last = next_cut(first, sequence.marks, len(prompt), limit)
         self._make_room(self._growth(first, last))
         sequence.generation.prompt_done, sequence.generation.piece = first, last - first

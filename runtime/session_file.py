@@ -117,9 +117,10 @@ def load(
             wrong = reader.damaged()
     except EOFError as error:
         raise damaged(file, "a file that has become shorter") from error
-    except OSError as error:  # memory for pages that the system does not give included
+    except (OSError, MemoryError) as error:  # memory for pages that the system or a device does not give
         remedy = "check the path and its rights, or free some memory"
-        raise InputError("cannot read a session", file=file, found=error.strerror, remedy=remedy) from error
+        found = error.strerror if isinstance(error, OSError) else error
+        raise InputError("cannot read a session", file=file, found=found, remedy=remedy) from error
     if wrong is not None:
         raise damaged(file, f"{('header', *header.tensors)[wrong]} with other bytes than its checksum is of")
     return [draft.state(pages) for draft in drafts], header.document

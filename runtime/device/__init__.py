@@ -50,6 +50,9 @@ class Device(Protocol):
     def free(self) -> int:
         """Bytes of its memory that can be had."""
 
+    def measure(self, held: ExpertSlots) -> tuple[float, float]:
+        """Seconds to copy an expert into a slot, and to compute one for a token. Writes to slots."""
+
     def staging(self, nbytes: int) -> Tensor:
         """Memory of the host from which it can copy: uint8 [nbytes]."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mosaic.format.spec import GatedDeltaSpec, Mixer, ModelSpec
 from mosaic.runtime.device.memory import Memory
+from mosaic.runtime.footprint import held_pages
 from mosaic.runtime.kv import KVCache, KVFormat, KVPool, Page, page_tensors, pages_of
 from mosaic.runtime.state import DeltaState, LayerState
 
@@ -50,9 +51,10 @@ class DevicePool(KVPool):
     """
 
     def __init__(
-        self, spec: ModelSpec, kv: KVFormat, memory: Memory, *, layers: int, pages: int, sequences: int, context: int
+        self, spec: ModelSpec, kv: KVFormat, memory: Memory, *, layers: int, sequences: int, context: int
     ) -> None:
         super().__init__(spec.attention.num_kv_heads, spec.attention.head_dim, kv)
+        pages = layers * held_pages(context, sequences)
         self.values, self.scales = page_tensors(
             kv, pages, self.page_shape, lambda *shape_dtype: memory.empty(KEYS_AND_VALUES, *shape_dtype)
         )
@@ -139,15 +141,15 @@ class DeviceDelta(DeltaState):
 
 
 class DeviceStates:
-    """Makes the states of the first `layers` layers of a model; `pages` in all."""
+    """Makes the states of the first `layers` layers of a model."""
 
     def __init__(
-        self, spec: ModelSpec, kv: KVFormat, memory: Memory, *, layers: int, pages: int, sequences: int, context: int
+        self, spec: ModelSpec, kv: KVFormat, memory: Memory, *, layers: int, sequences: int, context: int
     ) -> None:
         mixers = [layer.mixer for layer in spec.layers[:layers]]
         self._spec = spec
         attention = sum(mixer is Mixer.FULL_ATTENTION for mixer in mixers)
-        self.pool = DevicePool(spec, kv, memory, layers=attention, pages=pages, sequences=sequences, context=context)
+        self.pool = DevicePool(spec, kv, memory, layers=attention, sequences=sequences, context=context)
         self._deltas: dict[int, Places[tuple[Tensor, Tensor]]] = {}
         for number, mixer in enumerate(mixers):
             if mixer is not Mixer.FULL_ATTENTION:

@@ -8,16 +8,15 @@ from mosaic.format.spec import ModelSpec
 from mosaic.runtime.device.memory import Memory
 from mosaic.runtime.weights import E4M3Matrix, ModelWeights, Weight
 
-DENSE = "dense weights"  # the plan's name for them
+DENSE, HEAD = "dense weights", "head"  # the plan's names: of decoder layers, and of what is outside of them
 
 
 class DeviceWeights:
-    """Implements ModelWeights. Every tensor is copied once, however often it is asked for."""
+    """Implements ModelWeights. A tensor is copied each time it is asked for, which models do once."""
 
     def __init__(self, weights: ModelWeights, memory: Memory) -> None:
         self._weights = weights
         self._memory = memory
-        self._matrices: dict[str, Weight] = {}
 
     @property
     def spec(self) -> ModelSpec:
@@ -31,14 +30,17 @@ class DeviceWeights:
 
     def tensor(self, key: str) -> Tensor:
         """See ModelWeights."""
-        return self._memory.put(DENSE, self._weights.tensor(key))
+        return self._put(key, self._weights.tensor(key))
 
     def matrix(self, key: str) -> Weight:
         """See ModelWeights."""
         weight = self._weights.matrix(key)
         if isinstance(weight, E4M3Matrix):
-            return E4M3Matrix(self._memory.put(DENSE, weight.codes), self._memory.put(DENSE, weight.scales))
-        return self._memory.put(DENSE, weight)
+            return E4M3Matrix(self._put(key, weight.codes), self._put(key, weight.scales))
+        return self._put(key, weight)
+
+    def _put(self, key: str, tensor: Tensor) -> Tensor:
+        return self._memory.put(DENSE if key.startswith("layers.") else HEAD, tensor)
 
     def rows(self, key: str) -> Callable[[Sequence[int]], Tensor]:
         """See ModelWeights. They are looked up on the host."""

@@ -50,7 +50,7 @@ class Slots:
 def on_device(weights, kv, device, *, slots=True, run=plainly):
     """All layers and the head. `slots`: experts are in slots; else one after the other, where the weights are."""
     memory, ops, layers = Memory(device), CudaOps(), len(weights.spec.layers)
-    room = {"pages": 3 * layers * SEQUENCES, "sequences": SEQUENCES, "context": CONTEXT}
+    room = {"sequences": SEQUENCES, "context": CONTEXT}
     states = DeviceStates(weights.spec, kv, memory, layers=layers, **room)
     mixing = Slots(weights, ops, memory) if slots else None
     placed = DeviceWeights(weights, memory)
