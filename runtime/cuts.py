@@ -52,7 +52,8 @@ def needed(sampling: Sampling) -> int:
 
 def survivors_among(best: Likeliest, sampling: Sampling) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """`survivors`, by as many of the likeliest tokens as are `needed`; more do no harm."""
-    ids, scores = (part[: needed(sampling)] for part in best)
+    count = needed(sampling)
+    ids, scores = best.ids[:count], best.scores[:count]
     if sampling.temperature == 0:
         return ids, np.ones(len(ids))
     return _cut(ids, scores, sampling)
