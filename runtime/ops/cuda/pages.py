@@ -62,7 +62,7 @@ def codes_of(x: tl.tensor) -> tl.tensor:
     # 20 bits of the fraction go; its exponent has a bias of 127, that of a code one of 7.
     normal = (size - (120 << 23) + 0x7FFFF + ((size >> 20) & 1)) >> 20
     tiny = (tl.abs(x) + COARSE).to(tl.int32, bitcast=True) & 0xF
-    return (tl.where(tl.abs(x) < NORMAL, tiny, normal) | ((bits >> 24) & 0x80)).to(tl.uint8)
+    return (tl.where(tl.abs(x) < NORMAL, tiny, normal) | ((bits >> 24) & ~0x7F)).to(tl.uint8)
 
 
 @triton.jit
