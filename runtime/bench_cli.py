@@ -135,7 +135,7 @@ def command(
     model = loaded.model
 
     tests = run_tests(model, prompts, lengths, repetitions, _note)
-    traffic = loaded.experts.traffic
+    traffic = loaded.traffic()
     peak = machine.peak_rss()  # before the ceiling takes memory of its own
     _note("measuring the read ceiling")
     ceiling = machine.read_ceiling(CEILING_SECONDS, count) / 1e9

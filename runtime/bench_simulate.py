@@ -13,11 +13,10 @@ from mosaic.runtime.simulator.budget import make_budget
 from mosaic.runtime.simulator.report import Outcomes, outcome_dict, outcome_lines, table
 from mosaic.runtime.simulator.simulation import simulate, warm_up
 from mosaic.runtime.simulator.sizes import ModelSizes, published, sizes_of
-from mosaic.runtime.sizes import format_size
+from mosaic.runtime.sizes import ARENA, format_size
 
 GIB = 1 << 30
 BUNDLED = FOLDER / "synthetic-35b.trace"  # python tests/bench/routing.py synthetic-35b.trace --tokens 800 --seed 0
-ARENA = int(3.2 * GIB)  # bytes of VRAM for experts
 ARENAS = (GIB, 2 * GIB, ARENA, 4 * GIB, 6 * GIB)  # shown side by side
 
 

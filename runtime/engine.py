@@ -26,13 +26,18 @@ from mosaic.format.layout import CONFIG_FILE
 from mosaic.recipes import cache_folder
 from mosaic.runtime import session_file
 from mosaic.runtime.answering import Answering
+from mosaic.runtime.device import Device
+from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice, choose_device
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
+from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.ops.cpu import threads as ops_threads
+from mosaic.runtime.options import parse_device
 from mosaic.runtime.plan import LEAST_KEPT
+from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.prefixes import StateCache
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.request import Generation, Request, Stats
@@ -72,7 +77,7 @@ class Engine:
         self.stop: frozenset[int] = recommended.stop | _config_stop(folder)
         self.context: int = loading.plan.context
         self.num_tokens = min(self.tokenizer.num_tokens, loaded.model.spec.vocab_size)
-        self._identity = Identity.of(loading.weights.catalog, loaded.model.pool.format)
+        self._identity = Identity.of(loading.weights.catalog, loaded.model.kv)
         self.scheduler = Scheduler(
             loaded.model,
             num_tokens=self.num_tokens,
@@ -80,7 +85,8 @@ class Engine:
             context=self.context,
             places=loading.parallel,
             cache=StateCache(loading.plan.kept),
-            traffic=lambda: loaded.experts.traffic,
+            traffic=loaded.traffic,
+            piece=loading.piece,
             check=loaded.check,
             ceilings=known_speeds(*loading.spans, ops_threads()),
         )
@@ -95,6 +101,9 @@ class Engine:
         kv: str = "bf16",
         parallel: int = 1,
         state_budget: int | str | None = None,
+        device: Device | str = "auto",
+        vram: int | str | None = None,
+        gpu_layers: int | None = None,
         ops: Ops | str = "cpu",
         activations: str = "f32",
         threads: int | None = None,
@@ -105,11 +114,14 @@ class Engine:
 
         `context`: most tokens of prompt and answer together; by default the model's, or what memory allows. `kv`: f32,
         bf16 or e4m3. `parallel`: sequences at a time. `state_budget`: memory for states that later prompts go on from.
+        `device`: cpu, cuda, cuda:N, or auto, a GPU if there is one that can be used; `vram`: its memory for experts;
+        `gpu_layers`: how many layers lie there.
         `progress` is told of bytes that are read. InputError for whatever is not as it should be.
         """
         folder = Path(folder).expanduser()
         if isinstance(ops, str):
             ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
+        wishes = VramWishes(_nbytes("vram", vram), gpu_layers)
         loading = Loading(
             folder,
             option("kv", kv, KVFormat),
@@ -117,6 +129,8 @@ class Engine:
             ram=_nbytes("ram", ram),
             parallel=parallel,
             state_budget=_nbytes("state_budget", state_budget),
+            chosen=_chosen(device, ops, used=wishes != VramWishes()),
+            vram=wishes,
         )
         tokenizer = Tokenizer(folder)  # before the weights: it may be refused, and what it takes is planned for
         return cls(folder, tokenizer, loading, loading.load(ops, options or LoadOptions(), progress))
@@ -287,6 +301,18 @@ def _answer(text: str, answering: Answering) -> Answer:
 
 def _nbytes(name: str, size: int | str | None) -> int | None:
     return parse_size(name, size) if isinstance(size, str) else size
+
+
+def _chosen(device: Device | str, ops: Ops, *, used: bool) -> DeviceChoice:
+    """The device that helps these operations."""
+    if not isinstance(device, str):
+        return DeviceChoice(device, needed=True)
+    if isinstance(ops, CpuOps):
+        return choose_device(device, used=used)
+    if used or parse_device(device)[0] == "cuda":
+        found, remedy = "other operations than the CPU's kernels", "leave out --device, --ops and --profile"
+        raise InputError("a device needs the CPU's kernels beside it", found=found, expected="cpu", remedy=remedy)
+    return HOST_ONLY
 
 
 def _config_stop(folder: Path) -> frozenset[int]:

@@ -32,12 +32,13 @@ class Page:
     """Room for PAGE_TOKENS tokens of one layer: `values` [2 (key, value), PAGE_TOKENS, kv heads, d].
 
     `scales` [2, PAGE_TOKENS, kv heads, 1] are those of E4M3, else empty. `address`: where the values lie and where the
-    scales do (0 if there are none).
+    scales do (0 if there are none). `number`: which one of its pool it is.
     """
 
-    __slots__ = ("__weakref__", "address", "scales", "values")
+    __slots__ = ("__weakref__", "address", "number", "scales", "values")
 
-    def __init__(self, values: Tensor, scales: Tensor) -> None:
+    def __init__(self, number: int, values: Tensor, scales: Tensor) -> None:
+        self.number = number
         self.values = values
         self.scales = scales
         self.address = values.data_ptr(), scales.data_ptr() if scales.numel() else 0
@@ -66,8 +67,8 @@ class Page:
 class _Place:
     """Memory for a page, and the page that has it now."""
 
-    def __init__(self, values: Tensor, scales: Tensor) -> None:
-        self._memory = values, scales
+    def __init__(self, number: int, values: Tensor, scales: Tensor) -> None:
+        self._memory = number, values, scales
         self.page: Callable[[], Page | None] = _nobody
 
     def lend(self) -> Page:
@@ -111,23 +112,45 @@ class KVPool:
         if not self._idle:
             self._idle = self._free()
         if not self._idle:
-            slab = self._slab()
-            self._places += slab
-            self._idle = slab[::-1]
+            self._slab()
         return self._idle.pop().lend()
+
+    def cache(self, pages: Sequence[Page] = (), length: int = 0) -> "KVCache":
+        """A cache of the first `length` tokens of a sequence, which these pages hold."""
+        return KVCache(self, pages, length)
 
     def _free(self) -> list[_Place]:
         return [place for place in reversed(self._places) if place.page() is None]
 
+    def _own(self, values: Tensor, scales: Tensor) -> None:
+        """Take memory for further pages, values [n, ..] and scales [n, ..]."""
+        numbers = range(len(self._places), len(self._places) + len(values))
+        slab = [_Place(*memory) for memory in zip(numbers, values, scales, strict=True)]
+        self._places += slab
+        self._idle = slab[::-1]
+
     @torch.inference_mode(False)  # pages are written to inside and outside of it
-    def _slab(self) -> list[_Place]:
-        kinds = {KVFormat.F32: torch.float32, KVFormat.BF16: torch.bfloat16, KVFormat.E4M3: torch.float8_e4m3fn}
-        kind = kinds[self.format]
-        nbytes = math.prod(self.page_shape) * kind.itemsize
-        count = max(HUGE_PAGE // nbytes, 1)
-        values = torch.from_numpy(aligned(count * nbytes)[: count * nbytes]).view(kind).view(count, *self.page_shape)
-        scales = torch.empty((count, *self.page_shape[:-1], 1) if self.format is KVFormat.E4M3 else (count, 0))
-        return [_Place(*memory) for memory in zip(values, scales, strict=True)]
+    def _slab(self) -> None:
+        """Take more memory."""
+        nbytes = self.token_nbytes * PAGE_TOKENS
+        self._own(*page_tensors(self.format, max(HUGE_PAGE // nbytes, 1), self.page_shape, _huge))
+
+
+def page_tensors(
+    kv: KVFormat, count: int, shape: Sequence[int], empty: Callable[[Sequence[int], torch.dtype], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Memory for pages: values [count, *shape]; scales [count, *shape[:-1], 1], or [count, 0] if there are none."""
+    kinds = {KVFormat.F32: torch.float32, KVFormat.BF16: torch.bfloat16, KVFormat.E4M3: torch.float8_e4m3fn}
+    values = empty((count, *shape), kinds[kv])
+    if kv is KVFormat.E4M3:
+        return values, empty((count, *shape[:-1], 1), torch.float32)
+    return values, torch.empty(count, 0)
+
+
+def _huge(shape: Sequence[int], kind: torch.dtype) -> Tensor:
+    """Memory in huge pages."""
+    nbytes = math.prod(shape) * kind.itemsize
+    return torch.from_numpy(aligned(nbytes)[:nbytes]).view(kind).view(*shape)
 
 
 class KVCache:
@@ -154,17 +177,29 @@ class KVCache:
         pages, scales = self._addresses[:, : len(self.pages)]
         return pages, scales if self.format is KVFormat.E4M3 else None
 
-    def append(self, key: Tensor, value: Tensor) -> None:
-        """Add key and value [T, kv heads, d]."""
-        rows, done = torch.stack((key, value)), 0
-        while done < rows.shape[1]:
-            first = self.length % PAGE_TOKENS
-            if first == 0:
-                self._grow()
-            count = min(PAGE_TOKENS - first, rows.shape[1] - done)
-            self.pages[-1].write(first, rows[:, done : done + count])
-            self.length += count
-            done += count
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many more tokens. They count from now on, and are to be written before anyone reads."""
+        self.length += tokens
+        while len(self.pages) < pages_of(self.length):
+            self._grow()
+
+    def positions(self, tokens: int) -> Tensor:
+        """Those of the last tokens, int64 [T]."""
+        return torch.arange(self.length - tokens, self.length)
+
+    def write(self, key: Tensor, value: Tensor) -> None:
+        """Store key and value [T, kv heads, d] of the last T tokens."""
+        rows = torch.stack((key, value))
+        place = self.length - rows.shape[1]
+        while place < self.length:
+            first = place % PAGE_TOKENS
+            count = min(PAGE_TOKENS - first, self.length - place)
+            done = place - self.length + rows.shape[1]
+            self.pages[place // PAGE_TOKENS].write(first, rows[:, done : done + count])
+            place += count
+
+    def passed(self, tokens: int) -> None:
+        """So many tokens were attended to. Where lengths are on a device, they are counted there."""
 
     def _grow(self) -> None:
         page = self.pool.allocate()
@@ -186,7 +221,7 @@ class KVCache:
             last = self.pool.allocate()
             last.copy(pages[-1], rest)
             pages[-1] = last
-        return KVCache(self.pool, pages, length)
+        return self.pool.cache(pages, length)
 
 
 def pages_of(length: int) -> int:

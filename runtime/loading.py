@@ -2,11 +2,13 @@
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice
+from mosaic.runtime.device.part import Part, Tuning, take_part
 from mosaic.runtime.experts import profile
 from mosaic.runtime.experts.arena import Arena, slot_nbytes
 from mosaic.runtime.experts.cached import CachedExperts
@@ -15,15 +17,23 @@ from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.recorded import RecordedExperts, open_recording
 from mosaic.runtime.experts.shards import ShardFiles
 from mosaic.runtime.experts.store import ExpertStore
+from mosaic.runtime.experts.tier import Tier
+from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.machine import steady_heap, total_memory
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.plan import MemoryPlan, Wishes, make_plan
+from mosaic.runtime.ops.cpu import CpuOps, threads
+from mosaic.runtime.plan import MemoryPlan, Wishes
+from mosaic.runtime.plan_vram import VramPlan, VramWishes
+from mosaic.runtime.plans import make_plans
+from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.sizes import format_size
+from mosaic.runtime.speeds import speeds
 from mosaic.runtime.weights import Weights
 
+ANYTHING = VramWishes()
 LEAST_SPAN = 1 << 20  # bytes; less is no measure of a disk
 
 
@@ -35,22 +45,30 @@ class LoadOptions:
     prefetch: bool = False  # read what the next layer will probably choose
     warm: Path | None = None  # a routing profile: experts to begin with
     record: Path | None = None  # a routing trace to write
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, and where its experts come from."""
+    """A model, and where its experts come from; `tier`: those that a device has of them."""
 
     model: HybridModel
     experts: ExpertStore
+    tier: Tier | None
     check: Callable[[], None]  # InputError if mapped weights were written to; what is read is checked as it is read
+
+    def traffic(self) -> Traffic:
+        """What happened since it was loaded."""
+        traffic = self.experts.traffic
+        return self.tier.traffic(traffic) if self.tier else traffic
 
 
 class Loading:
     """First what it would take (`plan`), then `load`.
 
     `ram`: bytes that this process may take; `parallel`: sequences at a time, each of at most `context` tokens;
-    `state_budget`: bytes for recurrent states that are kept for later prompts.
+    `state_budget`: bytes for recurrent states that are kept for later prompts. `chosen`: a device that helps, and
+    `vram`: what is wished of its memory.
     """
 
     def __init__(
@@ -62,6 +80,8 @@ class Loading:
         ram: int | None = None,
         parallel: int = 1,
         state_budget: int | None = None,
+        chosen: DeviceChoice = HOST_ONLY,
+        vram: VramWishes = ANYTHING,
     ) -> None:
         if ram is not None and ram > total_memory():
             expected, remedy = f"at most {format_size(total_memory())}", "give less with --ram"
@@ -77,11 +97,29 @@ class Loading:
         self._folder = folder
         self.parallel = parallel
         self._wishes = Wishes(kv, context, parallel, state_budget, ram)
+        self._chosen, self._vram = chosen, vram
 
     @cached_property
+    def plans(self) -> tuple[MemoryPlan, VramPlan | None]:
+        """Of RAM and device. Made when they are first asked for, of a process that has everything else by then."""
+        device = self._chosen.device
+        try:
+            return make_plans(self.weights, self.places, self._wishes, self._vram, device.free() if device else None)
+        except InputError:
+            if device is None or self._chosen.needed:
+                raise
+            return make_plans(self.weights, self.places, self._wishes, self._vram, None)
+
+    @property
     def plan(self) -> MemoryPlan:
-        """Made when it is first asked for, of a process that has everything else by then."""
-        return make_plan(self.weights, self.places, self._wishes)
+        """Of RAM."""
+        return self.plans[0]
+
+    @property
+    def piece(self) -> int:
+        """Most tokens of a prompt that are computed together."""
+        vram = self.plans[1]
+        return vram.piece if vram and vram.layers else PREFILL_CHUNK
 
     @property
     def spans(self) -> tuple[Path, int]:
@@ -93,7 +131,7 @@ class Loading:
         """Read what is to stay in memory. `progress` is told of bytes."""
         steady_heap()
         experts: ExpertStore
-        slots = self.plan.slots  # what is refused is refused before anything is opened for writing
+        slots, vram = self.plan.slots, self.plans[1]  # what is refused is refused before anything is opened for writing
         wanted = self._wanted(options.warm) if options.warm else []
         writer = None
         if options.record:
@@ -104,14 +142,34 @@ class Loading:
             experts = MappedExperts(self.weights, self.places, check=options.check)
             check = ShardFiles(self._folder, self.weights.shards).check_all
         else:
-            self.weights.make_resident(progress)
+            if vram:
+                self.weights.make_resident(progress, vram.layers, head=not vram.head)
+            else:
+                self.weights.make_resident(progress)
             experts = cached = CachedExperts(self.places, Arena(self.places, self._folder, slots, check=options.check))
             cached.warm(wanted, progress)
         if writer:
             weakref.finalize(experts, writer.close)
             experts = RecordedExperts(experts, writer)
-        model = HybridModel(self.weights, ops, self._wishes.kv, experts, foretell=options.prefetch)
-        return Loaded(model, experts, check)
+        part = self._part(ops, vram, options.tuning) if vram else Part(None, None)
+        model = HybridModel(
+            self.weights, ops, self._wishes.kv, experts, foretell=options.prefetch,
+            mixing=part.tier.from_host if part.tier else None, elsewhere=part.elsewhere,
+        )  # fmt: skip
+        if vram:
+            self.weights.release_dense(vram.layers, head=vram.head)
+        return Loaded(model, experts, part.tier, check)
+
+    def _part(self, ops: Ops, vram: VramPlan, tuning: Tuning) -> Part:
+        """What the device has of the model."""
+        device, wishes = self._chosen.device, self._wishes
+        assert device
+        assert isinstance(ops, CpuOps)
+        rate = speeds(*self.spans, threads()).weights
+        expert = max((self.places[key].nbytes for key in self.places), default=0)
+        return take_part(
+            device, self.weights, self.places, ops, vram, wishes.kv, wishes.parallel, expert / rate, tuning
+        )
 
     def _wanted(self, file: Path) -> list[tuple[int, int]]:
         """Experts in the order in which they are worth a slot."""

@@ -1,5 +1,6 @@
 """Options that several programs have: names, help and checks. Loads nothing heavy."""
 
+import re
 from collections.abc import Callable
 from enum import StrEnum
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from mosaic.recipes import demo_model
 from mosaic.runtime.sizes import parse_size
 
 Choice = TypeVar("Choice", bound=StrEnum)
+DEVICE = re.compile(r"(cpu|auto|cuda)|(cuda):([0-9]{1,3})")
 
 
 def _show_version(wanted: bool) -> None:
@@ -43,6 +45,22 @@ StateBudget = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Memory for states that later prompts go on from; default: for 2 to 16 of them."),
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:N or auto: the GPU if there is one that can be used, else the CPU.",
+    ),
+]
+Vram = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="GPU memory for experts; default: 3.2GiB and what nothing else needs."),
+]
+GpuLayers = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="First layers on the GPU, experts not counted; default: all that fit."),
+]
 Warm = Annotated[Path | None, typer.Option(metavar="FILE", help="Routing profile: experts to read at the start.")]
 RecordRouting = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write (or continue) a trace of the router's choices.")
@@ -59,6 +77,30 @@ Version = Annotated[
 def size(option: str, text: str | None) -> int | None:
     """Bytes of a size, if there is one."""
     return None if text is None else parse_size(option, text)
+
+
+def parse_device(text: str) -> tuple[str, int | None]:
+    """(cpu, cuda or auto, the number of a GPU or None) of what --device says; InputError if that is no device."""
+    match = DEVICE.fullmatch(text)
+    if match is None:
+        expected, remedy = "cpu, cuda, cuda:N with the number of a GPU, or auto", "choose one of them"
+        raise InputError("no such --device", found=text, expected=expected, remedy=remedy)
+    alone, kind, number = match.groups()
+    return (alone, None) if alone else (kind, int(number))
+
+
+def vram_size(device: str, vram: str | None, gpu_layers: int | None) -> int | None:
+    """Bytes of --vram, if there are any; InputError for no device, and for what the CPU has no use for."""
+    kind, _ = parse_device(device)
+    for option, given in (("--vram", vram), ("--gpu-layers", gpu_layers)):
+        if kind == "cpu" and given is not None:
+            raise InputError(
+                f"{option} means nothing with --device cpu",
+                found="both of them",
+                expected="one",
+                remedy=f"leave {option} out",
+            )
+    return size("--vram", vram)
 
 
 def one_model(out: Path | None, demo: bool, program: str) -> None:

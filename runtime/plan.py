@@ -1,20 +1,27 @@
 """Where the memory of a run goes, before it is taken: what fits a budget, and what has to be read again and again.
 
-All figures are bytes of resident memory of this process at its peak. Nothing is allocated here.
+All figures are bytes of resident memory of this process at its peak. Nothing is allocated here. What lies on a device
+is planned in `plan_vram`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mosaic.format.errors import InputError
-from mosaic.format.spec import Mixer, ModelSpec
+from mosaic.format.spec import LayerSpec, ModelSpec
 from mosaic.runtime.experts.arena import slot_nbytes
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.kv import KVFormat, KVPool
+from mosaic.runtime.footprint import FLOAT, host_scratch_nbytes, kv_nbytes, state_nbytes
+from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.machine import free_memory, resident_memory
 from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.resident import resident_nbytes
 from mosaic.runtime.sizes import format_size
 from mosaic.runtime.weights import Weights
+
+if TYPE_CHECKING:
+    from mosaic.runtime.plan_vram import VramPlan
 
 HEADROOM = 768 << 20  # left to others when nobody says how much to take,
 HEADROOM_SHARE = 8  # but at most one part in so many of what is free
@@ -25,6 +32,7 @@ SHORTEST = 2048  # tokens of context that are worth a run
 KEPT = 16  # recurrent states that are kept for later prompts where memory allows, for each sequence at a time;
 LEAST_KEPT = 2  # at least these: where a prompt's last message ends, and where the answer ends
 KEPT_SHARE = 32  # of a budget that does not hold all experts, at most one part in so many for more than that
+RING = 4  # buffers, of an expert each, from which a device copies
 
 
 @dataclass(frozen=True)
@@ -62,43 +70,61 @@ class Wishes:
     budget: int | None = None
 
 
-def make_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes) -> MemoryPlan:
-    """The plan of a run. Without a budget, it is what is free here, less some head-room.
+def free_budget() -> int:
+    """Bytes that a run may take if nobody says how many: what is free here, less some head-room."""
+    free = free_memory()
+    return free + resident_memory() - min(HEADROOM, free // HEADROOM_SHARE)
+
+
+def make_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes, vram: "VramPlan | None" = None) -> MemoryPlan:
+    """The plan of a run. Without a budget, it is `free_budget`.
+
+    With `vram`, dense weights, keys and values and states that lie on the device take no memory here. The context is
+    that of `vram` then.
 
     InputError if the budget is below what has to be in memory: dense weights, states, two layers' experts of a token.
     """
-    spec, kv, sequences = weights.catalog.spec, wishes.kv, wishes.parallel
+    spec, sequences = weights.catalog.spec, wishes.parallel
     if wishes.budget is None:
-        free = free_memory()
-        budget = free + resident_memory() - min(HEADROOM, free // HEADROOM_SHARE)
-        return make_plan(weights, places, replace(wishes, budget=budget))
+        return make_plan(weights, places, replace(wishes, budget=free_budget()), vram)
     budget = wishes.budget
+    if vram:
+        wishes = replace(wishes, context=vram.context)
     if wishes.context is None:
-        affordable, shortest = _affordable_context(spec, wishes, budget), min(SHORTEST, spec.max_position_embeddings)
+        affordable = affordable_context(spec, spec.layers, wishes, budget)
         try:
             return make_plan(weights, places, replace(wishes, context=affordable))
         except InputError:
-            return make_plan(weights, places, replace(wishes, context=shortest))
-    context, state = wishes.context, _state_nbytes(spec)
+            return make_plan(weights, places, replace(wishes, context=shortest_context(spec)))
+    context, state = wishes.context, state_nbytes(spec, spec.layers)
+    first, head, piece = (vram.layers, not vram.head, vram.piece) if vram else (0, True, PREFILL_CHUNK)
+    here, dense = spec.layers[first:], weights.dense(first, head=head)
+    away = sum(info.nbytes for name, info in weights.dense().items() if name not in dense)
     most, least = (count * sequences * state if wishes.kept is None else wishes.kept for count in (KEPT, LEAST_KEPT))
 
-    def fixed(kept: int) -> dict[str, int]:
+    def fixed(kept: int, share: float) -> dict[str, int]:
+        """Without weights. `share` of a layer's experts can be there at once."""
         of_all = f"{sequences} x " if sequences > 1 else ""
-        return {
+        tokens = min(piece, context)
+        items = {
             "Python, torch, tokenizer": -(-resident_memory() // GRAIN) * GRAIN + GROWTH,
-            f"keys and values of {of_all}{context:,} tokens": sequences * context * _kv_nbytes(spec, kv),
-            "recurrent states": sequences * state,
+            f"keys and values of {of_all}{context:,} tokens": sequences * context * kv_nbytes(spec, here, wishes.kv),
+            "recurrent states": sequences * state_nbytes(spec, here),
             "states kept for later prompts": kept,
-            "logits": 4 * sequences * spec.vocab_size,
+            "logits": FLOAT * sequences * spec.vocab_size,
+            "prompt in work": host_scratch_nbytes(spec, here, tokens, share),
         }
+        if vram:
+            items["staging for the device"] = _staging_nbytes(spec, places, vram, tokens, sequences)
+        return items
 
     for kept in (most, least):
-        mapped = {"weights": weights.nbytes, **fixed(kept), "prompt in work": _scratch_nbytes(spec, context, 1.0)}
+        mapped = {"weights": weights.nbytes - away, **fixed(kept, 1.0)}
         plan = MemoryPlan(budget, context, kept, None, len(places), mapped)
         if plan.total <= budget:
             return plan
     if not len(places):
-        raise _too_little(plan.total, spec, wishes)
+        raise _too_little(plan.total, spec, here, wishes)
     if any(places[key].code_dtype == "F16" for key in places):  # kernels convert them, once for each place in memory
         raise InputError(
             "experts in float16 are only used in memory",
@@ -108,17 +134,14 @@ def make_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes) -> MemoryP
         )
     slot = slot_nbytes(places)
     scales = sum(places[key].scale_nbytes for key in places)
-    dense = resident_nbytes(weights.dense())
     kept = min(max(least, budget // KEPT_SHARE), most)
 
     def with_slots(count: int, kept: int) -> MemoryPlan:
-        share = min(1.0, count / places.num_experts)  # of a layer's experts that can be there at once
         items = {
             "expert slots": count * slot,
             "scales of all experts": scales,
-            "dense weights": dense,
-            **fixed(kept),
-            "prompt in work": _scratch_nbytes(spec, context, share),
+            "dense weights": resident_nbytes(dense),
+            **fixed(kept, min(1.0, count / places.num_experts)),
         }
         return MemoryPlan(budget, context, kept, count, len(places), items)
 
@@ -127,14 +150,21 @@ def make_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes) -> MemoryP
         kept = least
     needed = with_slots(low, kept).total
     if needed > budget:
-        raise _too_little(needed, spec, wishes)
+        raise _too_little(needed, spec, here, wishes)
     while low < high:  # the most that fit; the share of a layer makes it no plain division
         middle = (low + high + 1) // 2
         low, high = (middle, high) if with_slots(middle, kept).total <= budget else (low, middle - 1)
     return with_slots(low, kept)
 
 
-def _too_little(needed: int, spec: ModelSpec, wishes: Wishes) -> InputError:
+def _staging_nbytes(spec: ModelSpec, places: ExpertPlaces, vram: "VramPlan", tokens: int, sequences: int) -> int:
+    """Buffers of experts on their way, what layers hand over, and what experts here make of a step."""
+    expert = max((places[key].nbytes for key in places if places[key].kind == vram.kind), default=0)
+    handed = 2 * tokens + sequences * (spec.moe.top_k + 1)  # there and back
+    return RING * expert + FLOAT * handed * spec.hidden_size
+
+
+def _too_little(needed: int, spec: ModelSpec, here: Sequence[LayerSpec], wishes: Wishes) -> InputError:
     assert wishes.context is not None
     assert wishes.budget is not None
     tokens = wishes.parallel * wishes.context
@@ -142,45 +172,17 @@ def _too_little(needed: int, spec: ModelSpec, wishes: Wishes) -> InputError:
         "the memory does not suffice for this model",
         found=format_size(wishes.budget),
         expected=f"at least {format_size(needed)}, of which {tokens:,} tokens of context take "
-        f"{format_size(tokens * _kv_nbytes(spec, wishes.kv))}",
+        f"{format_size(tokens * kv_nbytes(spec, here, wishes.kv))}",
         remedy="give more with --ram, free some, or shorten --context",
     )
 
 
-def _affordable_context(spec: ModelSpec, wishes: Wishes, budget: int) -> int:
-    fitting = budget // KV_SHARE // max(wishes.parallel * _kv_nbytes(spec, wishes.kv), 1)
+def affordable_context(spec: ModelSpec, layers: Sequence[LayerSpec], wishes: Wishes, budget: int) -> int:
+    """Tokens of a sequence whose keys and values in these layers take no more of a budget than they should."""
+    fitting = budget // KV_SHARE // max(wishes.parallel * kv_nbytes(spec, layers, wishes.kv), 1)
     return min(spec.max_position_embeddings, max(fitting // SHORTEST * SHORTEST, SHORTEST))
 
 
-def _kv_nbytes(spec: ModelSpec, kv: KVFormat) -> int:
-    """Bytes of one token in all attention layers."""
-    layers = sum(layer.mixer is Mixer.FULL_ATTENTION for layer in spec.layers)
-    return layers * KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv).token_nbytes
-
-
-def _state_nbytes(spec: ModelSpec) -> int:
-    """Bytes of the recurrent and convolution states of one sequence."""
-    delta = spec.gated_delta
-    if delta is None:
-        return 0
-    layers = sum(layer.mixer is not Mixer.FULL_ATTENTION for layer in spec.layers)
-    recurrent = delta.num_value_heads * delta.key_head_dim * delta.value_head_dim
-    return 4 * layers * (recurrent + (delta.conv_kernel - 1) * delta.conv_dim)
-
-
-def _scratch_nbytes(spec: ModelSpec, context: int, share: float) -> int:
-    """Bytes that computing a prompt takes: of a chunk, what an attention or delta layer and its experts hold at once.
-
-    `share` of a layer's experts may be computed with at the same time.
-    """
-    attention, delta, moe = spec.attention, spec.gated_delta, spec.moe
-    query = attention.num_heads * attention.head_dim
-    mixers = [query * (2 if attention.gated else 1) + 2 * attention.num_kv_heads * attention.head_dim + 2 * query]
-    if delta:
-        mixers.append(delta.conv_dim + 2 * delta.value_dim)
-    ranks = moe.top_k + (1 if moe.shared_intermediate_size else 0)
-    packed = 1.5 * (spec.hidden_size + max(moe.intermediate_size, moe.shared_intermediate_size))  # as AMX wants it
-    values = 2 * max(mixers) + ranks * spec.hidden_size + 10 * spec.hidden_size
-    values += int(packed * max(ranks * share, 1)) if moe.num_experts else 0
-    values += 4 * (spec.dense_intermediate_size or 0)
-    return 4 * values * min(PREFILL_CHUNK, context)
+def shortest_context(spec: ModelSpec) -> int:
+    """Tokens that a run has where memory is short and nobody says how many."""
+    return min(SHORTEST, spec.max_position_embeddings)

@@ -6,6 +6,7 @@ from math import log2
 
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.plan import MemoryPlan
+from mosaic.runtime.plan_vram import VramPlan
 from mosaic.runtime.sizes import format_size
 from mosaic.runtime.speeds import Speeds
 
@@ -50,11 +51,11 @@ def skewed_hit_rate(share: float) -> float:
     return below + (above - below) * log2(share / low) / log2(high / low)
 
 
-def plan_lines(plan: MemoryPlan, expected: dict[str, Expectation], speeds: Speeds) -> list[str]:
-    """For a person."""
-    lines = [f"{name:<44}{format_size(nbytes):>12}{nbytes:>18,}" for name, nbytes in plan.items.items()]
-    lines.append(f"{'in all':<44}{format_size(plan.total):>12}{plan.total:>18,}")
-    lines.append(f"{'of':<44}{format_size(plan.budget):>12}{plan.budget:>18,}")
+def plan_lines(
+    plan: MemoryPlan, expected: dict[str, Expectation], speeds: Speeds, vram: VramPlan | None = None
+) -> list[str]:
+    """For a person. With `vram` a second table follows."""
+    lines = _table(plan)
     slots = plan.num_experts if plan.slots is None else plan.slots
     lines.append(f"experts in memory: {slots:,} of {plan.num_experts:,}; context: {plan.context:,} tokens")
     lines.append(
@@ -66,19 +67,45 @@ def plan_lines(plan: MemoryPlan, expected: dict[str, Expectation], speeds: Speed
         else f"expected: {one.tok_s:.1f} tok/s"
         for name, one in expected.items()
     ]
+    if vram:
+        lines += ["", "On the device:", *_table(vram)]
+        head = "with" if vram.head else "without"
+        lines.append(f"experts in its slots: {vram.slots:,}; dense layers: {vram.layers}, {head} the head")
+        lines.append(f"prompts in pieces of {vram.piece:,} tokens; CUDA context and graphs are assumed, not measured")
     return lines
 
 
-def plan_dict(plan: MemoryPlan, expected: dict[str, Expectation], speeds: Speeds) -> dict[str, object]:
+def _table(plan: MemoryPlan | VramPlan) -> list[str]:
+    rows = {**plan.items, "in all": plan.total, "of": plan.budget}
+    return [f"{name:<44}{format_size(nbytes):>12}{nbytes:>18,}" for name, nbytes in rows.items()]
+
+
+def plan_dict(
+    plan: MemoryPlan, expected: dict[str, Expectation], speeds: Speeds, vram: VramPlan | None = None
+) -> dict[str, object]:
     """For a machine."""
     return {
-        "items": plan.items,
-        "total_bytes": plan.total,
-        "budget_bytes": plan.budget,
+        **_figures(plan),
         "context": plan.context,
         "expert_slots": plan.slots,
         "experts": plan.num_experts,
         "weights_gb_s": speeds.weights / 1e9,
         "disk_gb_s": speeds.disk / 1e9,
         "expected": {name: {"hit_rate": one.hit_rate, "tok_s": one.tok_s} for name, one in expected.items()},
+        "vram": _vram_dict(vram) if vram else None,
     }
+
+
+def _vram_dict(vram: VramPlan) -> dict[str, object]:
+    return {
+        **_figures(vram),
+        "expert_slots": vram.slots,
+        "stream_slots": vram.stream,
+        "layers": vram.layers,
+        "head": vram.head,
+        "piece": vram.piece,
+    }
+
+
+def _figures(plan: MemoryPlan | VramPlan) -> dict[str, object]:
+    return {"items": plan.items, "total_bytes": plan.total, "budget_bytes": plan.budget}

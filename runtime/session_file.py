@@ -72,8 +72,8 @@ def _data(states: Sequence[State], pages: dict[Page, int], kv: KVFormat) -> Iter
 def _used(stored: Tensor, count: int) -> Bytes:
     """The bytes of a page with zeros where no token is: what was there before is nobody's business."""
     if count == PAGE_TOKENS:
-        return _bytes(stored)
-    clean = stored.view(torch.uint8).clone()
+        return _bytes(stored.cpu())
+    clean = stored.view(torch.uint8).to("cpu", copy=True)
     clean[:, count:] = 0
     return _bytes(clean)
 
@@ -106,15 +106,21 @@ def load(
             numbers = {number for draft in drafts for row in draft.table for number in row}
             if numbers and not 0 <= min(numbers) <= max(numbers) < contents.pages:
                 raise damaged(file, f"a state of pages {min(numbers)} to {max(numbers)}", f"0 to {contents.pages - 1}")
-            pages = {number: model.pool.allocate() for number in sorted(numbers)}
-            if contents.lengths and split(empty.layers)[0]:
-                _read_pages(reader, contents.pages, pages, model.pool)
+            pools: dict[int, KVPool] = {}
+            for number, pool in (user for draft in drafts for user in draft.users()):
+                if pools.setdefault(number, pool) is not pool:
+                    raise damaged(file, f"layers that share page {number}", "pages of one layer each")
+            pages = {number: pools[number].allocate() for number in sorted(pools)}
+            caches = split(empty.layers)[0]
+            if contents.lengths and caches:
+                _read_pages(reader, contents.pages, pages, caches[0].pool)
             wrong = reader.damaged()
     except EOFError as error:
         raise damaged(file, "a file that has become shorter") from error
-    except OSError as error:  # memory for pages that the system does not give included
+    except (OSError, MemoryError) as error:  # memory for pages that the system or a device does not give
         remedy = "check the path and its rights, or free some memory"
-        raise InputError("cannot read a session", file=file, found=error.strerror, remedy=remedy) from error
+        found = error.strerror if isinstance(error, OSError) else error
+        raise InputError("cannot read a session", file=file, found=found, remedy=remedy) from error
     if wrong is not None:
         raise damaged(file, f"{('header', *header.tensors)[wrong]} with other bytes than its checksum is of")
     return [draft.state(pages) for draft in drafts], header.document
@@ -135,13 +141,18 @@ class _Draft:
         self.table: list[list[int]] = table.tolist()
         self._layers = layers
 
+    def users(self) -> Iterator[tuple[int, KVPool]]:
+        """Every page, by its number, and the pool of a cache that has it."""
+        for cache, row in zip(split(self._layers)[0], self.table, strict=True):
+            yield from ((number, cache.pool) for number in row)
+
     def state(self, pages: dict[int, Page]) -> State:
         """The state, of the pages by their numbers."""
         length, rows = len(self.tokens), iter(self.table)
         layers: list[LayerState] = []
         for layer in self._layers:
             if isinstance(layer, KVCache):
-                layers.append(KVCache(layer.pool, [pages[number] for number in next(rows)], length))
+                layers.append(layer.pool.cache([pages[number] for number in next(rows)], length))
             else:
                 layer.position = length
                 layers.append(layer)
@@ -152,9 +163,18 @@ def _read_pages(reader: Reader, count: int, pages: dict[int, Page], pool: KVPool
     """Fill the pages that are wanted, by their numbers, of as many as the file has."""
     unwanted = pool.allocate()
     memory = [pages.get(number, unwanted) for number in range(count)]
-    reader.read(_bytes(page.values) for page in memory)
+    reader.read(_filling(page.values for page in memory))
     if pool.format is KVFormat.E4M3:
-        reader.read(_bytes(page.scales) for page in memory)
+        reader.read(_filling(page.scales for page in memory))
+
+
+def _filling(tensors: Iterable[Tensor]) -> Iterator[Bytes]:
+    """Where the bytes of contiguous tensors are to be written; a device has them when the next are asked for."""
+    for tensor in tensors:
+        here = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
+        yield _bytes(here)
+        if here is not tensor:
+            tensor.copy_(here)
 
 
 def _bytes(tensor: Tensor) -> Bytes:

@@ -1,9 +1,10 @@
-"""Sizes of memory as people write them."""
+"""Sizes of memory as people write them, and one that programs agree on."""
 
 import re
 
 from mosaic.format.errors import InputError
 
+ARENA = int(3.2 * (1 << 30))  # bytes of VRAM for experts, unless somebody says how many
 UNITS = {"B": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("KMGT", 1)

@@ -19,13 +19,22 @@ class DeltaState:
 
     def __init__(self, spec: GatedDeltaSpec) -> None:
         self.position = 0
-        self.conv = torch.zeros(spec.conv_kernel - 1, spec.conv_dim)
-        self.recurrent = torch.zeros(spec.num_value_heads, spec.key_head_dim, spec.value_head_dim)
+        self.conv, self.recurrent = map(torch.zeros, self.shapes(spec))
+
+    @staticmethod
+    def shapes(spec: GatedDeltaSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the convolution history and the recurrent state."""
+        conv = spec.conv_kernel - 1, spec.conv_dim
+        return conv, (spec.num_value_heads, spec.key_head_dim, spec.value_head_dim)
 
     @property
     def nbytes(self) -> int:
         """Its bytes."""
         return self.conv.nbytes + self.recurrent.nbytes
+
+    def reserve(self, tokens: int) -> None:
+        """So many more tokens are to advance it next."""
+        self.position += tokens
 
     def fork(self, length: int) -> "DeltaState":
         """A copy. `length` can only be its own position."""
@@ -41,7 +50,7 @@ LayerState = KVCache | DeltaState
 def new_layer_state(spec: ModelSpec, number: int, pool: KVPool) -> LayerState:
     """What layer `number` remembers of an empty sequence."""
     if spec.layers[number].mixer is Mixer.FULL_ATTENTION:
-        return KVCache(pool)
+        return pool.cache()
     assert spec.gated_delta is not None
     return DeltaState(spec.gated_delta)
 

@@ -206,36 +206,46 @@ class Weights:
         scales = [self._infos[spec.scale_name].span for spec in specs if spec.scale_name in self._infos]
         return index.place(parts[0].file.name, [part.span for part in parts], scales)
 
-    def dense(self) -> dict[str, TensorInfo]:
-        """What every token needs, by name: not routed experts, nor an embedding that is no head."""
-        return {name: self._infos[name] for spec in self._dense() for name in self._names(spec)}
+    def dense(self, first: int = 0, *, head: bool = True) -> dict[str, TensorInfo]:
+        """What every token needs, by name: not routed experts, nor an embedding that is no head.
+
+        Only of the decoder layers from `first` on; of what is outside of them only if `head`.
+        """
+        wanted = (spec for layer, spec in self._dense() if (head if layer is None else layer >= first))
+        return {name: self._infos[name] for spec in wanted for name in self._names(spec)}
 
     def dense_nbytes(self) -> Counter[int | None]:
         """Bytes of the same by decoder layer; None: outside of them."""
         nbytes = Counter[int | None]()
-        for spec in self._dense():
-            layer = spec.layer if spec.part is Part.DECODER else None
+        for layer, spec in self._dense():
             nbytes[layer] += sum(self._infos[name].nbytes for name in self._names(spec))
         return nbytes
 
-    def _dense(self) -> Iterator[TensorSpec]:
+    def _dense(self) -> Iterator[tuple[int | None, TensorSpec]]:
+        """With the decoder layer, or None."""
         for spec in self._contract.values():
             looked_up = spec.role is Role.EMBEDDING and not self.catalog.spec.tie_embeddings
             if spec.expert is None and spec.part in (Part.DECODER, Part.OUTSIDE) and not looked_up:
-                yield spec
+                yield spec.layer if spec.part is Part.DECODER else None, spec
 
     def _names(self, spec: TensorSpec) -> list[str]:
         """Of a tensor of the contract, and of its scales if it has any."""
         return [name for name in (spec.name, spec.scale_name) if name in self._infos]
 
-    def make_resident(self, progress: Progress = silent) -> None:
+    def make_resident(self, progress: Progress = silent, first: int = 0, *, head: bool = True) -> None:
         """Copy `dense` into memory of its own.
 
         For models that do not fit: the reading of experts would push mapped pages out. Before tensors are asked for.
         """
-        dense = self.dense()
+        dense = self.dense(first, head=head)
         told = progress("reading dense weights", sum(info.nbytes for info in dense.values()))
         self._resident = read_tensors(dense, told)
+
+    def release_dense(self, layers: int, *, head: bool) -> None:
+        """Let go of what `dense` has of the first so many layers, and of what is outside of them if `head`."""
+        kept = self.dense(layers, head=not head)
+        for file, first, end in runs(info for name, info in self.dense().items() if name not in kept):
+            self.shards[file.name].release(first, end)
 
     def _view(self, name: str) -> Tensor:
         if name in self._resident:

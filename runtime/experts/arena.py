@@ -147,6 +147,16 @@ class Arena:
             self._views[slot, place.kind] = self._places.expert_at(place, buffers[0], 0, buffers[1], 0)
         return self._views[slot, place.kind]
 
+    def span(self, key: Key) -> NDArray[np.uint8]:
+        """The span of an expert that is there, as it lies in its shard."""
+        slot = self.policy.find(self.number(key))
+        assert slot is not None
+        return self._memory[slot, : self._places[key].span_nbytes]
+
+    def scales(self, key: Key) -> NDArray[np.uint8]:
+        """The scales of any expert, as they lie in its shard."""
+        return self._scales[key]
+
     def number(self, key: Key) -> int:
         """An expert as SlotPolicy knows it."""
         return key[0] * self._places.num_experts + key[1]
@@ -161,9 +171,8 @@ class Arena:
         for shard in {self._places[key].shard for key in landed}:
             self._files.check(shard)
         for key in self._unchecked.intersection(landed):
-            slot, place = self.policy.find(self.number(key)), self._places[key]
-            span = self._memory[slot, : place.span_nbytes].data
-            check_sum(place, self._files.file(place.shard), span, self._scales[key].data)
+            place = self._places[key]
+            check_sum(place, self._files.file(place.shard), self.span(key).data, self._scales[key].data)
             self._unchecked.remove(key)
 
 

@@ -15,6 +15,7 @@ from mosaic.format.errors import InputError
 from mosaic.runtime.experts.arena import Arena, Key
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.slots import HALF_LIFE
+from mosaic.runtime.experts.store import Loan
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.weights import Expert
@@ -31,6 +32,7 @@ class CachedExperts:
         self._arena = arena
         self._ahead: set[Key] = set()  # read ahead, and neither chosen nor given up yet
         self._foretold: dict[int, list[int]] = {}  # by layer
+        self._loans: dict[Loan, Key] = {}  # whose slots are held
         self._sound = True  # False while arena and policy may disagree
         self._epoch = 0  # how often they did
 
@@ -71,6 +73,19 @@ class CachedExperts:
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """See ExpertStore. They are read when the experts of the layer that comes first are on their way."""
         self._foretold[layer] = list(experts)
+
+    def lend(self, layer: int, expert: int) -> Loan | None:
+        """See ExpertStore. Its slot is held meanwhile, and top_k must be left to serve a layer."""
+        if not self._sound:
+            return None
+        self._enter()
+        key, loan = (layer, expert), None
+        if len(self._loans) < self._places.top_k and self._arena.has(key):
+            self._arena.hold(key)
+            loan = Loan(self._arena.span(key), self._arena.scales(key))
+            self._loans[loan] = key
+        self._sound = True
+        return loan
 
     def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertStore. Groups are what arrived while the group before was computed with."""
@@ -128,11 +143,16 @@ class CachedExperts:
         Between any two instructions a slot may be claimed and not noted, or a read collected and not used.
         """
         if not self._sound:
+            for loan in self._loans:
+                loan.sound = False
+            self._loans.clear()
             self._arena.reset()
             self._ahead.clear()
             self._foretold.clear()
             self._epoch += 1
         self._sound = False
+        for loan in [loan for loan in self._loans if loan.given_back]:
+            self._arena.let_go(self._loans.pop(loan))
 
     def _begin(self, keys: list[Key], tokens: int) -> list[Key]:
         """Begin to read as many as there are slots for; the others."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from mosaic.runtime.experts.places import ExpertPlaces, check_sum
-from mosaic.runtime.experts.store import PresentExperts
+from mosaic.runtime.experts.store import Loan, PresentExperts
 from mosaic.runtime.weights import Expert, Weights
 
 
@@ -27,6 +29,16 @@ class MappedExperts(PresentExperts):
         for expert in experts:
             place = self._places[layer, expert]
             self._weights.shards[place.shard].will_need(place.offset, place.span_nbytes)
+
+    def lend(self, layer: int, expert: int) -> Loan | None:
+        """See ExpertStore. Views: nothing has to be kept for them."""
+        self.expert(layer, expert)  # checks it
+        place = self._places[layer, expert]
+        file = np.frombuffer(self._weights.shards[place.shard].buffer, np.uint8)
+        return Loan(
+            file[place.offset : place.offset + place.span_nbytes],
+            file[place.scale_offset : place.scale_offset + place.scale_nbytes],
+        )
 
     def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertStore. One group."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.experts.store import ExpertStore
+from mosaic.runtime.experts.store import ExpertStore, Loan
 from mosaic.runtime.experts.trace import TraceHeader, TraceWriter
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.weights import Expert
@@ -34,6 +34,10 @@ class RecordedExperts:
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """See ExpertStore."""
         self._store.expect(layer, experts)
+
+    def lend(self, layer: int, expert: int) -> Loan | None:
+        """See ExpertStore."""
+        return self._store.lend(layer, expert)
 
     def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertStore."""

@@ -1,6 +1,7 @@
 """What a layer asks for its routed experts, whichever store has them: mapped.py, cached.py, source_weights.py."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -8,6 +9,20 @@ from numpy.typing import NDArray
 
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.weights import Expert
+
+
+@dataclass(eq=False)
+class Loan:
+    """The bytes of an expert in memory, as they lie in its shard. Any thread may read them until it is given back."""
+
+    span: NDArray[np.uint8]  # gate | up | down
+    scales: NDArray[np.uint8]  # the same; none if it has none
+    sound: bool = True  # False: the store began anew, and what was read meanwhile may be another expert's
+    given_back: bool = False
+
+    def give_back(self) -> None:
+        """Nobody reads the bytes any more. The store looks when it is asked for something else."""
+        self.given_back = True
 
 
 class ExpertStore(Protocol):
@@ -32,6 +47,12 @@ class ExpertStore(Protocol):
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """These experts of a layer may be asked for soon."""
 
+    def lend(self, layer: int, expert: int) -> Loan | None:
+        """An expert that is in memory and stays there until it is given back. No traffic, and no use.
+
+        None if it is not there, while `arriving` has groups to come, or with top_k on loan.
+        """
+
     @property
     def traffic(self) -> Traffic:
         """What happened so far; a copy."""
@@ -53,6 +74,10 @@ class PresentExperts:
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """See ExpertStore. Nothing to read."""
 
+    def lend(self, layer: int, expert: int) -> Loan | None:
+        """See ExpertStore. None: an expert need not lie in one piece."""
+        return None
+
     def arriving(self, layer: int, experts: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertStore."""
         self._hits += len(experts)
@@ -71,21 +96,25 @@ class PresentExperts:
 class LayerExperts:
     """The experts of one layer, with the shared one among them: number E. An `ExpertSource` of mosaic.runtime.ops."""
 
-    def __init__(self, store: ExpertStore, layer: int, shared: tuple[int, Expert] | None) -> None:
-        self._store = store
-        self._layer = layer
-        self._shared = dict([shared] if shared else [])
+    def __init__(self, store: ExpertStore, layer: int, num_experts: int, shared: Expert | None) -> None:
+        self.store = store
+        self.layer = layer
+        self._shared = {} if shared is None else {num_experts: shared}
+
+    def observe(self, chosen: NDArray[np.int64]) -> None:
+        """See ExpertSource."""
+        self.store.observe(self.layer, chosen[..., :-1] if self._shared else chosen)
 
     def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertSource. The shared expert is always there."""
         routed = [number for number in dict.fromkeys(numbers) if number not in self._shared]
-        groups = self._store.arriving(self._layer, routed, tokens)
+        groups = self.store.arriving(self.layer, routed, tokens) if routed else iter(())
         yield {**next(groups, {}), **{number: self._shared[number] for number in numbers if number in self._shared}}
         yield from groups
 
     def nbytes(self, numbers: Collection[int]) -> int:
         """See ExpertSource."""
         return sum(
-            self._shared[number].nbytes if number in self._shared else self._store.nbytes(self._layer, number)
+            self._shared[number].nbytes if number in self._shared else self.store.nbytes(self.layer, number)
             for number in numbers
         )

@@ -14,6 +14,8 @@ class Traffic:
     stall_seconds: float = 0.0  # waiting for the disk with nothing to compute
     ahead: int = 0  # experts read before the router chose, and
     ahead_used: int = 0  # of these, chosen
+    device_hits: int = 0  # experts of layer calls that a device had; these are neither hits nor misses here
+    device_bytes: int = 0  # of experts copied to a device
     foretold: int = 0  # experts chosen where a choice had been foretold, and
     foretold_right: int = 0  # of these, foretold
 
@@ -38,6 +40,8 @@ class Traffic:
             "expert_hits": self.hits,
             "expert_misses": self.misses,
             "expert_hit_rate": round(self.hit_rate, 4),
+            "device_expert_hits": self.device_hits,
+            "device_bytes": self.device_bytes,
             "disk_bytes": self.disk_bytes,
             "disk_gb_s": round(self.disk_bytes / self.disk_seconds / 1e9, 3) if self.disk_seconds else 0.0,
             "stall_seconds": round(self.stall_seconds, 4),

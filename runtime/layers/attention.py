@@ -30,7 +30,7 @@ class Attention:
         return sum(weight.nbytes for weight in (*self._inputs, self._output))
 
     def __call__(self, x: Tensor, caches: Sequence[KVCache]) -> Tensor:
-        """X [T, H] of one sequence or [B, T, H] of B -> the same shape; appends T tokens to the cache of each."""
+        """X [T, H] of one sequence or [B, T, H] of B -> the same shape. Each cache counts them already."""
         spec, tokens = self._spec, x.shape[-2]
         rows = tokens * len(caches)
         query, key, value = self._ops.linears(x, self._inputs)
@@ -40,7 +40,7 @@ class Attention:
             query, gate = query.chunk(2, dim=-1)
         key = key.view(rows, spec.num_kv_heads, spec.head_dim)
         value = value.view(rows, spec.num_kv_heads, spec.head_dim)
-        positions = torch.cat([torch.arange(cache.length, cache.length + tokens) for cache in caches])
+        positions = torch.cat([cache.positions(tokens) for cache in caches])
         query, key = self._rotate(self._query_norm(query), positions), self._rotate(self._key_norm(key), positions)
         parts = zip(caches, *(torch.split(part, tokens) for part in (query, key, value)), strict=True)
         results = [self._attend(*part) for part in parts]
@@ -50,8 +50,9 @@ class Attention:
         return self._output(result.reshape(*x.shape[:-1], -1))
 
     def _attend(self, cache: KVCache, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache.append(key, value)
-        return self._ops.attention(query, cache)
+        result = self._ops.attention(query, key, value, cache)
+        cache.passed(query.shape[0])
+        return result
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         return self._ops.rotate(x, positions, self._spec.rotary_dim, self._spec.rope_theta)

@@ -31,7 +31,7 @@ class GatedDeltaNet:
         return sum(weight.nbytes for weight in (*self._inputs, self._output, self._weights.conv))
 
     def __call__(self, x: Tensor, states: Sequence[DeltaState]) -> Tensor:
-        """X [T, H] of one sequence or [B, T, H] of B -> the same shape; advances the state of each by T tokens."""
+        """X [T, H] of one sequence or [B, T, H] of B -> the same shape; changes the state of each."""
         outputs = self._ops.linears(x, self._inputs)
         if x.dim() == 2:
             return self._output(self._mix(outputs, states[0]))

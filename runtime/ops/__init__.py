@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic.runtime.kv import KVCache
@@ -57,6 +59,9 @@ class DeltaWeights:
 class ExpertSource(Protocol):
     """The experts of one layer, from wherever their bytes are."""
 
+    def observe(self, chosen: NDArray[np.int64]) -> None:
+        """The router chose these [.., R]; `arriving` follows."""
+
     def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """Each of these experts once, in groups, as they become available, for so many tokens of a sequence.
 
@@ -88,14 +93,17 @@ class Ops(Protocol):
     def rotate(self, x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
         """Rotary embedding of the first `rotary_dim` dims of x [T, h, d], halves paired; positions [T]."""
 
-    def attention(self, query: Tensor, cache: KVCache) -> Tensor:
-        """Causal attention of the last T of the tokens in the cache: query [T, h, d]; [T, h, d]."""
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache) -> Tensor:
+        """Causal attention of T tokens, for which the cache has room reserved: query [T, h, d]; [T, h, d].
+
+        Stores key and value [T, kv heads, d], and attends to what is stored.
+        """
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """X * sigmoid(gate), broadcast."""
 
     def gated_delta(self, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState) -> Tensor:
-        """Gated DeltaNet between its projections: [T, value heads * d_v]; advances the state by T tokens.
+        """Gated DeltaNet between its projections: [T, value heads * d_v]; changes the state, which counted T tokens.
 
         A convolution, the gated delta rule token after token, and an RMSNorm gated by z.
         """

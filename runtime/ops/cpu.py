@@ -96,8 +96,9 @@ class CpuOps:
         _native.rotate(x.contiguous().numpy(), positions.numpy(), result, rotary_dim, theta, self._isa)
         return torch.from_numpy(result)
 
-    def attention(self, query: Tensor, cache: KVCache) -> Tensor:
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache) -> Tensor:
         """See Ops. Reads keys and values where the cache has them."""
+        cache.write(key, value)
         result = self._results.take(query.shape)
         pages, scales = cache.addresses()
         arguments = (query.contiguous().numpy(), pages, scales, result, cache.length, cache.kv_heads)
@@ -128,7 +129,6 @@ class CpuOps:
             weights.eps,
             self._isa,
         )
-        state.position += inputs.z.shape[0]
         return torch.from_numpy(result)
 
     def route(self, logits: Tensor, top_k: int, normalize: bool, shared: Tensor | None) -> Routing:
@@ -151,6 +151,7 @@ class CpuOps:
     def experts(self, x: Tensor, routing: Routing, source: ExpertSource) -> Tensor:
         """See Ops. One call if all experts are there at once."""
         chosen = routing.experts.numpy()
+        source.observe(chosen)
         alone = chosen.size == chosen.shape[-1]
         numbers = chosen.ravel().tolist() if alone else np.unique(chosen).tolist()
         order = np.full(max(numbers) + 1, NOT_NOW, np.int32)  # by number, its place in the group
@@ -171,6 +172,17 @@ class CpuOps:
             order.fill(NOT_NOW)
         if outputs is not None:
             _native.add_outputs(outputs, weights, result)
+        return torch.from_numpy(result)
+
+    def apply_experts(self, x: Tensor, places: NDArray[np.int32], experts: Sequence[Expert], outputs: Tensor) -> None:
+        """Outputs [.., R, H] of experts for x [.., H]: of each by its place [.., R]; of -1 they stay as they are."""
+        used = [self._expert(expert) for expert in experts]
+        _native.apply_experts(used, places, x.contiguous().numpy(), outputs.numpy(), self._bf16, self._isa)
+
+    def add_outputs(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """Sum over R of outputs [.., R, H] by weights [.., R], in their order: [.., H]."""
+        result = self._results.take((*outputs.shape[:-2], outputs.shape[-1]))
+        _native.add_outputs(outputs.numpy(), weights.numpy(), result)
         return torch.from_numpy(result)
 
     def _matrix(self, weight: Weight) -> _native.Matrix:

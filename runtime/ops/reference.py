@@ -58,8 +58,9 @@ class ReferenceOps:
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return torch.cat((turned, x[..., rotary_dim:].to(EXACT)), dim=-1)
 
-    def attention(self, query: Tensor, cache: KVCache) -> Tensor:
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache) -> Tensor:
         """See Ops."""
+        cache.write(key, value)
         return self.attend(query, *cache.read())
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -100,6 +101,7 @@ class ReferenceOps:
 
     def experts(self, x: Tensor, routing: Routing, source: ExpertSource) -> Tensor:
         """See Ops. Tokens grouped by expert; one expert dequantised at a time."""
+        source.observe(routing.experts.numpy())
         outputs = torch.empty(*routing.experts.shape, x.shape[-1], dtype=EXACT)  # [.., R, H]
         numbers = sorted(set(routing.experts.flatten().tolist()))
         for group in source.arriving(numbers, x.shape[-2]):

@@ -51,12 +51,11 @@ def gated_delta(inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState) -
         value.view(tokens, heads, value_dim),
         *delta_gates(inputs.a, inputs.b, weights.a_log, weights.dt_bias),
     )
-    parts, first = [], 0
+    parts, first, start = [], 0, state.position - tokens
     while first < tokens:
-        last = min(first + CHUNK - state.position % CHUNK, tokens)
+        last = min(first + CHUNK - (start + first) % CHUNK, tokens)
         form = delta_step if tokens == 1 else delta_chunk
         read, state.recurrent = form(rule[first:last], state.recurrent)
-        state.position += last - first
         parts.append(read)
         first = last
     read = torch.cat(parts)

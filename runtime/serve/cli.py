@@ -56,6 +56,9 @@ def command(
     kv: options.KV = "bf16",
     ram: options.Ram = None,
     state_budget: options.StateBudget = None,
+    device: options.Device = "auto",
+    vram: options.Vram = None,
+    gpu_layers: options.GpuLayers = None,
     ops: options.OpsChoice = "cpu",
     activations: options.ActivationsChoice = "f32",
     threads: options.Threads = None,
@@ -75,7 +78,7 @@ def command(
     Exit codes: 0 ended by a signal, 1 the engine failed, 2 bad input or refused.
     """
     options.one_model(out, demo, "mosaic-serve")
-    longest = parse_size("--max-body", max_body)
+    longest, slots = parse_size("--max-body", max_body), options.vram_size(device, vram, gpu_layers)
     keys = _keys(api_key or [], api_key_file)
     for origin in cors_origin or []:
         if origin != "*" and not ORIGIN.fullmatch(origin):
@@ -102,6 +105,9 @@ def command(
             kv=kv,
             parallel=parallel,
             state_budget=states,
+            device=device,
+            vram=slots,
+            gpu_layers=gpu_layers,
             ops=ops,
             activations=activations,
             threads=threads,

@@ -1,68 +1,46 @@
 """Two tiers of experts without their bytes: the tracker, the policy and the slots of the runtime, asked as it asks.
 
 VRAM has an expert when the policy promoted it and its copy has landed; RAM takes every expert that is read. Copies go
-one after another, and no more than RING are on their way: what else is worth one is asked for again at its next use.
+one after another.
 """
 
 from collections import deque
-from typing import NamedTuple
 
 from mosaic.runtime.experts.placement import WINDOW, Placement, PlacementPolicy
+from mosaic.runtime.experts.promotion import RING, Promotion
 from mosaic.runtime.experts.replay import fetch
 from mosaic.runtime.experts.slots import SlotPolicy
 from mosaic.runtime.experts.trace import TraceHeader
 from mosaic.runtime.experts.tracker import Tracker
 from mosaic.runtime.simulator.costs import Call
 
-RING = 4  # buffers for copies to VRAM
-
-
-class Copy(NamedTuple):
-    """On its way into a slot of VRAM, which is pinned until it lands."""
-
-    key: int
-    slot: int
-    lands: float  # seconds
-
 
 class Vram:
     """Slots, and the copies on their way there, which take `copy` seconds each."""
 
     def __init__(self, slots: SlotPolicy, policy: PlacementPolicy, copy: float) -> None:
-        self.slots = slots
-        self._policy = policy
+        self._promotion = Promotion(slots, policy, RING)
         self._copy = copy
-        self._copies: deque[Copy] = deque()
+        self._lands: deque[float] = deque()  # seconds: when each of the copies on their way lands
 
     def place(self, keys: list[int], now: float) -> Placement:
         """Where the experts of a layer are computed, when the copies that arrived until now have landed."""
-        while self._copies and self._copies[0].lands <= now:
-            self.slots.unpin(self._copies.popleft().slot)
-        for key in keys:
-            self.slots.use(key)
-        return self._policy.place(keys, self._has)
+        while self._lands and self._lands[0] <= now:
+            self._lands.popleft()
+            self._promotion.land(self._promotion.flying[0])
+        return self._promotion.place(keys)
 
     def promote(self, placement: Placement, now: float) -> int:
-        """Begin copies, and how many; none takes the slot of an expert that computes now."""
-        computing = [slot for key in placement.gpu if (slot := self.slots.find(key)) is not None]
-        for slot in computing:
-            self.slots.pin(slot)
-        begun = sum(self._begin(key, now) for key in placement.promote)
-        for slot in computing:
-            self.slots.unpin(slot)
+        """Begin copies, and how many."""
+        begun = len(self._promotion.begin(placement))
+        for _ in range(begun):
+            begins = max(now, self._lands[-1]) if self._lands else now
+            self._lands.append(begins + self._copy)
         return begun
 
-    def _has(self, key: int) -> bool:
-        return self.slots.find(key) is not None and all(copy.key != key for copy in self._copies)
-
-    def _begin(self, key: int, now: float) -> bool:
-        if len(self._copies) == RING or self.slots.find(key) is not None:
-            return False
-        if not self._policy.pays(key, self.slots.evicts(key)) or (claim := self.slots.claim(key)) is None:
-            return False
-        begins = max(now, self._copies[-1].lands) if self._copies else now
-        self._copies.append(Copy(key, claim.slot, begins + self._copy))
-        return True
+    def tick(self) -> None:
+        """A token is done."""
+        self._promotion.tick()
 
 
 class Tiers:
@@ -95,9 +73,9 @@ class Tiers:
     def tick(self) -> None:
         """A token is done."""
         self._tracker.tick()
-        for slots in (self._ram, self._vram and self._vram.slots):
-            if slots:
-                slots.tick()
+        for tier in (self._ram, self._vram):
+            if tier:
+                tier.tick()
 
     def _read(self, hot: list[int], cold: list[int]) -> int:
         """Experts that RAM has to read; as the store of the runtime, it counts the uses of all."""

@@ -18,7 +18,9 @@ from mosaic.runtime.terminal.settings import Settings, named
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-PLANNED = ("out", "demo", "kv", "context", "ram", "state_budget", "threads", "stats", "plan")  # what a plan depends on
+PLANNED = (  # what a plan depends on
+    "out", "demo", "kv", "context", "ram", "state_budget", "device", "vram", "gpu_layers", "threads", "stats", "plan"
+)  # fmt: skip
 OF_CHATS = ("system", "think", "show_thinking", "session")  # what plain text has no use for
 
 
@@ -48,6 +50,9 @@ def command(
     seed: flags.Seed = None,
     context: options.Context = None,
     kv: options.KV = "bf16",
+    device: options.Device = "auto",
+    vram: options.Vram = None,
+    gpu_layers: options.GpuLayers = None,
     ops: options.OpsChoice = "cpu",
     activations: options.ActivationsChoice = "f32",
     threads: options.Threads = None,
@@ -83,6 +88,7 @@ def command(
     folder = None if out is None else Path(out).expanduser()
     form = options.choice("--stats", stats, Form)
     budget, kept = options.size("--ram", ram), options.size("--state-budget", state_budget)
+    slots = options.vram_size(device, vram, gpu_layers)
     if plan:
         options.refuse_beside(invocation, "--plan", lambda name: name not in PLANNED)
         if prompt is not None or form is Form.LIVE:
@@ -90,7 +96,7 @@ def command(
         from mosaic.runtime.terminal.planning import show_plan
 
         show_plan(options.model_folder(folder), kv, context=context, ram=budget, state_budget=kept, threads=threads,
-                  as_json=form is Form.JSON)  # fmt: skip
+                  device=device, vram=slots, gpu_layers=gpu_layers, as_json=form is Form.JSON)  # fmt: skip
         return
     if raw:
         options.refuse_beside(invocation, "--raw", lambda name: name in OF_CHATS)
@@ -140,6 +146,7 @@ def command(
     with loading_bars() as progress:
         engine = Engine.load(
             folder, ram=budget, context=context, kv=kv, state_budget=kept, ops=chosen,
+            device=device, vram=slots, gpu_layers=gpu_layers,
             options=LoadOptions(check, prefetch, warm, record_routing), progress=progress,
         )  # fmt: skip
     settings.defaults = engine.defaults

@@ -12,27 +12,39 @@ def show_plan(
     ram: int | None,
     state_budget: int | None,
     threads: int | None,
+    device: str,
+    vram: int | None,
+    gpu_layers: int | None,
     as_json: bool,
 ) -> None:
     """Print the plan. Sizes in bytes. InputError if there is none."""
     # As much of the program as a run has in memory:
     from mosaic.runtime import engine  # noqa: F401
+    from mosaic.runtime.device.choice import choose_device
     from mosaic.runtime.kv import KVFormat
     from mosaic.runtime.loading import Loading
     from mosaic.runtime.machine import cores
     from mosaic.runtime.ops.choice import OpsName, make_ops, option
     from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
+    from mosaic.runtime.plan_vram import VramWishes
     from mosaic.runtime.speeds import speeds
     from mosaic.runtime.terminal import asking, chat, one_shot, progress, session  # noqa: F401
     from mosaic.runtime.tokenizer import Tokenizer
 
-    loading = Loading(folder, option("kv", kv, KVFormat), context=context, ram=ram, state_budget=state_budget)
+    wishes = VramWishes(vram, gpu_layers)
+    loading = Loading(
+        folder, option("kv", kv, KVFormat), context=context, ram=ram, state_budget=state_budget,
+        chosen=choose_device(device, used=wishes != VramWishes()), vram=wishes,
+    )  # fmt: skip
     needed = Tokenizer(folder), make_ops(OpsName.CPU, threads=threads)  # they take memory that is planned for
     found = speeds(*loading.spans, threads or cores())
     dense = sum(info.nbytes for info in loading.weights.dense().values())
-    expected = expectations(loading.plan, loading.places, len(loading.weights.spec.layers), dense, found)
+    plan, vram_plan = loading.plans
+    expected = {}
+    if not vram_plan:  # what a GPU makes of it, mosaic-bench --simulate foresees
+        expected = expectations(plan, loading.places, len(loading.weights.spec.layers), dense, found)
     if as_json:
-        print(json.dumps(plan_dict(loading.plan, expected, found)))
+        print(json.dumps(plan_dict(plan, expected, found, vram_plan)))
     else:
-        print(*plan_lines(loading.plan, expected, found), sep="\n")
+        print(*plan_lines(plan, expected, found, vram_plan), sep="\n")
     del needed

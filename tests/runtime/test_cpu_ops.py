@@ -18,6 +18,7 @@ from mosaic.runtime.ops.reference import ReferenceOps
 from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import E4M3Matrix, Expert
 from support.experts import Arriving
+from support.states import append
 
 REFERENCE = ReferenceOps()
 
@@ -105,6 +106,7 @@ def test_gated_delta(tokens, ops):
     for state in states:
         state.recurrent.copy_(normal(4, 16, 8, seed=9))
         state.conv.copy_(normal(3, spec.conv_dim, seed=10))
+        state.reserve(tokens)
     found, expected = (each.gated_delta(inputs, weights, state)
                        for each, state in zip((ops, REFERENCE), states, strict=True))  # fmt: skip
     near(found, expected)
@@ -122,12 +124,11 @@ def test_attention(tokens, kv, ops):
         for step in range(4):
             for number, cache in enumerate(caches):
                 rows = normal(2, 50, 2, 24, seed=100 * seed + 10 * step + number)
-                cache.append(*rows)
-        query = normal(tokens, 6, 24, seed=seed)
-        for cache in caches:
-            near(ops.attention(query, cache), REFERENCE.attention(query, cache))
-        fork = caches[0].fork(67)
-        near(ops.attention(query[-60:], fork), REFERENCE.attention(query[-60:], fork))
+                append(cache, *rows)
+        query, key, value = normal(tokens, 6, 24, seed=seed), *normal(2, tokens, 2, 24, seed=seed + 50)
+        for cache in (*caches, caches[0].fork(67)):
+            cache.reserve(tokens)
+            near(ops.attention(query, key, value, cache), REFERENCE.attention(query, key, value, cache))
 
 
 @pytest.mark.parametrize("tokens", [1, 12])

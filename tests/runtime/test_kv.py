@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mosaic.runtime import kv as kv_module
 from mosaic.runtime.kv import PAGE_TOKENS, KVCache, KVFormat, KVPool
 from support.interrupts import InterruptAt
+from support.states import append
 
 HEADS, DIM = 2, 16
 FORMATS = list(KVFormat)
@@ -29,7 +30,7 @@ def filled(pool: KVPool, rows: tuple[torch.Tensor, torch.Tensor], cuts: list[int
     cache = KVCache(pool)
     edges = [0, *sorted(cuts), len(rows[0])]
     for first, last in itertools.pairwise(edges):
-        cache.append(*(part[first:last] for part in rows))
+        append(cache, *(part[first:last] for part in rows))
     return cache
 
 
@@ -125,8 +126,8 @@ def test_a_fork_and_its_origin_go_separate_ways(kv, length):
     fork = cache.fork(length)
     assert fork.length == length
     assert pool.pages_in_use == 3 + (length % PAGE_TOKENS > 0)  # full pages are shared, all of them
-    fork.append(*others)
-    cache.append(*random_rows(40, 5))
+    append(fork, *others)
+    append(cache, *random_rows(40, 5))
     assert_reads(fork, tuple(torch.cat((old[:length], new)) for old, new in zip(rows, others, strict=True)), kv)
     assert_reads(cache, tuple(torch.cat(pair) for pair in zip(rows, random_rows(40, 5), strict=True)), kv)
 
@@ -136,7 +137,7 @@ def test_a_fork_knows_where_its_pages_lie(kv):
     """By their addresses, which is how kernels read them, also when the list of them has to grow."""
     cache = filled(KVPool(HEADS, DIM, kv), random_rows(20 * PAGE_TOKENS + 5), [])
     fork = cache.fork(19 * PAGE_TOKENS + 5)
-    fork.append(*random_rows(3 * PAGE_TOKENS, 1))
+    append(fork, *random_rows(3 * PAGE_TOKENS, 1))
     for each in (cache, fork):
         pages, scales = each.addresses()
         assert pages.tolist() == [page.values.data_ptr() for page in each.pages]
@@ -198,7 +199,7 @@ def test_a_page_written_to_in_a_model_can_be_written_to_outside():
     with torch.inference_mode():
         cache = filled(pool, random_rows(70), [])
     fork = cache.fork(67)
-    fork.append(*random_rows(5, 1))
+    append(fork, *random_rows(5, 1))
     assert fork.length == 72
 
 
@@ -210,7 +211,7 @@ def test_ctrl_c_anywhere_in_the_pool_neither_shares_nor_loses_a_page(opcodes):
         step += 1
         pool = KVPool(HEADS, 2048, KVFormat.F32)  # a page is 2 MiB: each is a slab
         kept = KVCache(pool)
-        kept.append(*(part.repeat(1, 1, 2048 // DIM) for part in random_rows(3)))
+        append(kept, *(part.repeat(1, 1, 2048 // DIM) for part in random_rows(3)))
         before = kept.read()[0].clone()
         interrupt = InterruptAt(step, {kv_module.__file__}, opcodes=opcodes)
         with contextlib.suppress(KeyboardInterrupt), interrupt:
@@ -241,7 +242,7 @@ def test_interleaved_caches_do_not_disturb_each_other(kv):
     caches = [KVCache(pool) for _ in rows]
     for first in range(0, 150, 7):
         for cache, (key, value) in zip(caches, rows, strict=True):
-            cache.append(key[first : first + 7], value[first : first + 7])
+            append(cache, key[first : first + 7], value[first : first + 7])
     for cache, own in zip(caches, rows, strict=True):
         assert_reads(cache, own, kv)
 
@@ -250,7 +251,7 @@ def test_what_was_read_does_not_change_with_later_tokens():
     cache = filled(KVPool(HEADS, DIM, KVFormat.F32), random_rows(10), [])
     key, value = cache.read()
     before = key.clone(), value.clone()
-    cache.append(*random_rows(10, 1))
-    cache.append(*random_rows(10, 2))
+    append(cache, *random_rows(10, 1))
+    append(cache, *random_rows(10, 2))
     assert torch.equal(key, before[0])
     assert torch.equal(value, before[1])

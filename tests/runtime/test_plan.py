@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from bench.shape import model_config, write_companions
 from mosaic.format.errors import InputError
 from mosaic.runtime import plan as plan_module
 from mosaic.runtime import speeds as speeds_module
@@ -12,7 +11,7 @@ from mosaic.runtime.cgroup import cgroup_room
 from mosaic.runtime.experts.arena import slot_nbytes
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.kv import KVFormat
-from mosaic.runtime.plan import MemoryPlan, Wishes, make_plan
+from mosaic.runtime.plan import MemoryPlan, Wishes, affordable_context, make_plan
 from mosaic.runtime.plan_text import Expectation, expectations, plan_dict, plan_lines, skewed_hit_rate
 from mosaic.runtime.sizes import format_size, parse_size
 from mosaic.runtime.speeds import Speeds, speeds
@@ -115,9 +114,12 @@ def test_the_context_without_a_wish_takes_an_eighth(model, base):
     found = plan(model, 1 << 40, None)
     assert found.context == model[0].spec.max_position_embeddings
     per_token = found.items[f"keys and values of {found.context:,} tokens"] // found.context
-    small = plan_module._affordable_context(model[0].spec, Wishes(), 8 * 3000 * per_token)
+    spec = model[0].spec
+    small = affordable_context(spec, spec.layers, Wishes(), 8 * 3000 * per_token)
     assert small == plan_module.SHORTEST
-    assert plan_module._affordable_context(model[0].spec, Wishes(), 1) == plan_module.SHORTEST
+    assert affordable_context(spec, spec.layers, Wishes(), 1) == plan_module.SHORTEST
+    half = affordable_context(spec, spec.layers[:2], Wishes(), 8 * 2048 * per_token)
+    assert half == 2 * affordable_context(spec, spec.layers, Wishes(), 8 * 2048 * per_token) == 4096
 
 
 def test_without_a_budget_it_is_what_is_free(model, base, monkeypatch):
@@ -282,21 +284,3 @@ def test_groups_of_version_1(tmp_path):
 
 def test_without_groups(tmp_path):
     assert cgroup_room(tmp_path, tmp_path / "nothing") is None
-
-
-# --- the 35B from its configuration -----------------------------------------------------------------------------------
-
-
-def test_scratch_grows_with_the_prompt_and_the_experts(tmp_path):
-    """The true shape: some 0.35 MB for each token of a chunk (docs/LOG.md)."""
-    from mosaic.format import architectures
-
-    config = model_config(40, 512)
-    write_companions(tmp_path, config)
-    file = tmp_path / "config.json"
-    spec = architectures.find(config, file).parse(config, file)
-    few, many = (plan_module._scratch_nbytes(spec, tokens, 0.0) for tokens in (512, 1024))
-    assert many == 2 * few
-    assert 0.3e6 < many / 1024 < 0.45e6
-    assert plan_module._scratch_nbytes(spec, 5000, 0.0) == many  # a chunk is all that is computed at a time
-    assert plan_module._scratch_nbytes(spec, 1024, 1.0) > many

@@ -215,10 +215,11 @@ def test_the_whole_mixer_is_its_parts():
     spec = GatedDeltaSpec(key_heads, heads, key_dim, value_dim, conv_kernel=4, grouped=False)
     state = DeltaState(spec)
     pieces = (0, 1, 2, 31, 70)
-    found = [
-        OPS.gated_delta(DeltaInputs(*(part[first:last] for part in vars(inputs).values())), weights, state)
-        for first, last in itertools.pairwise(pieces)
-    ]
+    found = []
+    for first, last in itertools.pairwise(pieces):
+        state.reserve(last - first)
+        piece = DeltaInputs(*(part[first:last] for part in vars(inputs).values()))
+        found.append(OPS.gated_delta(piece, weights, state))
     mixed, sizes = conv_by_hand(f64(inputs.qkv), np.zeros((3, channels)), f64(weights.conv))
     query, key, value = np.split(mixed, (key_heads * key_dim, 2 * key_heads * key_dim), axis=1)
     query, key = (part.reshape(tokens, key_heads, key_dim) for part in (query, key))

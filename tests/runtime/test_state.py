@@ -61,15 +61,15 @@ def test_interleaved_sequences_answer_as_alone(model):
 
 
 def test_a_sequence_that_is_gone_has_given_all_its_pages_back(model):
-    in_use = model.pool.pages_in_use
+    in_use = model.pages_in_use
     state = model.new_sequence()
     model.hidden(IDS[:130], state)
-    assert model.pool.pages_in_use == in_use + 2 * 3  # two attention layers
+    assert model.pages_in_use == in_use + 2 * 3  # two attention layers
     snapshot = state.snapshot()
     del state
-    assert model.pool.pages_in_use == in_use + 2 * 3
+    assert model.pages_in_use == in_use + 2 * 3
     del snapshot
-    assert model.pool.pages_in_use == in_use
+    assert model.pages_in_use == in_use
 
 
 def test_a_new_state_is_zero(model):

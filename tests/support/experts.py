@@ -9,6 +9,9 @@ class Arriving:
     def __init__(self, experts, size=None, seed=0):
         self.experts, self.size, self.seed, self.asked = experts, size, seed, []
 
+    def observe(self, chosen):
+        self.chosen = chosen
+
     def arriving(self, numbers, tokens):
         self.asked += numbers
         order = list(dict.fromkeys(numbers))

@@ -48,7 +48,7 @@ class Memory:
             for place, token in enumerate(tokens, state.length):
                 rows = rows_of(number, place, token)
                 if isinstance(layer, KVCache):
-                    layer.append(rows[0], rows[1])
+                    append(layer, rows[0], rows[1])
                 else:
                     layer.conv.mul_(0.5).add_(rows[0, 0, 0, 0])
                     layer.recurrent.mul_(0.5).add_(rows[1, 0, 0, 0])
@@ -59,6 +59,12 @@ class Memory:
         state = self.new_sequence()
         self.advance(state, tokens)
         return state
+
+
+def append(cache: KVCache, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Further tokens."""
+    cache.reserve(len(key))
+    cache.write(key, value)
 
 
 def rows_of(layer: int, place: int, token: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The experts a GPU holds: slots of one size in one piece of memory. Which expert is where, others decide."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,6 +9,15 @@ from torch import Tensor
 
 from mosaic.format import e4m3
 from mosaic.runtime.weights import E4M3Matrix, Expert
+
+
+def expert_slots(
+    empty: Callable[[tuple[int, ...], torch.dtype], Tensor], count: int, hidden: int, inner: int, scales: torch.dtype
+) -> "ExpertSlots":
+    """So many slots, in memory that `empty` gives."""
+    rows, columns = e4m3.grid((inner, hidden))
+    codes = empty((count, 3 * inner * hidden), torch.uint8)
+    return ExpertSlots(codes, empty((count, 3 * rows * columns), scales), hidden, inner)
 
 
 @dataclass(frozen=True)
@@ -35,12 +45,23 @@ class ExpertSlots:
         rows, columns = e4m3.grid((self.inner, self.hidden))
         return rows * columns
 
-    def expert(self, slot: int) -> Expert:
-        """Views of the expert in a slot."""
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Dtypes of codes and scales, as `Place.kind` has them."""
+        return "F8_E4M3", {torch.bfloat16: "BF16", torch.float32: "F32"}[self.scales.dtype]
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of one slot."""
+        return self.codes[0].nbytes + self.scales[0].nbytes
+
+    @cached_property
+    def experts(self) -> list[Expert]:
+        """Views of what is in the slots, in order."""
         shapes = [(self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner)]
-        codes, scales = self.codes[slot].chunk(3), self.scales[slot].chunk(3)
-        matrices = [
-            E4M3Matrix(code.view(shape), scale.view(e4m3.grid(shape)))
-            for code, scale, shape in zip(codes, scales, shapes, strict=True)
-        ]
-        return Expert(*matrices)
+
+        def expert(codes: Tensor, scales: Tensor) -> Expert:
+            parts = zip(codes.chunk(3), scales.chunk(3), shapes, strict=True)
+            return Expert(*(E4M3Matrix(code.view(shape), scale.view(e4m3.grid(shape))) for code, scale, shape in parts))
+
+        return list(map(expert, self.codes, self.scales))

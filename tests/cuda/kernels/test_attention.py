@@ -11,6 +11,7 @@ from mosaic.runtime.ops.cuda.pages import Pages, store
 from mosaic.runtime.ops.reference import ReferenceOps
 from support.gpu_weights import normal
 from support.rounding import UNIT, Rounded
+from support.states import append
 
 OPS = ReferenceOps()
 KINDS = {KVFormat.F32: torch.float32, KVFormat.BF16: torch.bfloat16, KVFormat.E4M3: torch.uint8}
@@ -21,7 +22,7 @@ def filled(kv, length, kv_heads, dim):
     """Its last key is a long one: for some heads that has by far the highest score, and not in the first segment."""
     cache, keys = KVCache(KVPool(kv_heads, dim, kv)), normal(length, kv_heads, dim, seed=1)
     keys[-1] *= 100
-    cache.append(keys, normal(length, kv_heads, dim, seed=2))
+    append(cache, keys, normal(length, kv_heads, dim, seed=2))
     return cache
 
 
@@ -62,7 +63,7 @@ def test_stored_is_what_the_host_stores(length, new, kv, device):
     rows[:, -1, 0] = 0
     rows[0, -1, 1] *= 2.0**-140  # its scale is subnormal, or 0
     cache = KVCache(KVPool(2, 32, kv))
-    cache.append(*rows)
+    append(cache, *rows)
     pages = pages_for(cache, device, len(cache.pages), 0)
     for first, last in ((0, length), (length, length + new)):
         if first < last:
@@ -85,7 +86,7 @@ def test_rounding_to_the_nearest(kv, device):
     every = torch.cat((every, torch.zeros(-len(every) % 31))).view(-1, 1, 31)
     rows = torch.cat((torch.full((len(every), 1, 1), e4m3.E4M3_MAX), every), dim=-1)  # a scale of 1
     cache = KVCache(KVPool(1, 32, kv))
-    cache.append(rows, -rows)
+    append(cache, rows, -rows)
     pages = pages_for(cache, device, len(cache.pages), 0)
     store(rows.to(device), -rows.to(device), pages)
     assert same_bits(pages, pages_of(cache, device, 0))
@@ -123,7 +124,7 @@ def attended_one(query, cache, seen):
 def test_one_token(heads, kv_heads, dim, length, kv, device):
     cache, query = filled(kv, length, kv_heads, dim), normal(1, heads, dim, size=3.0)
     expected = attended(query, cache)
-    expected.agrees(OPS.attention(query, cache))
+    expected.agrees(OPS.attend(query, *cache.read()))
     expected.holds(attend(query.to(device), pages_of(cache, device, 1), None))
 
 
@@ -134,7 +135,7 @@ def test_many_tokens(heads, kv_heads, dim, length, tokens, kv, device):
     """Of `length` in all, the first ones of a sequence among them: groups of 3, 1 and 40, tiles that are not full."""
     cache, query = filled(kv, length, kv_heads, dim), normal(tokens, heads, dim, size=3.0)
     expected = attended(query, cache)
-    expected.agrees(OPS.attention(query, cache))
+    expected.agrees(OPS.attend(query, *cache.read()))
     expected.holds(attend(query.to(device), pages_of(cache, device, tokens), None))
 
 
@@ -156,6 +157,6 @@ def test_the_gate(tokens, device):
     cache, both = filled(KVFormat.BF16, 70, 2, 32), normal(tokens, 6, 64, size=2.0)
     query, gate = both.chunk(2, dim=-1)
     expected = attended(query, cache) * Rounded(gate.double().numpy()).sigmoid()
-    expected.agrees(OPS.sigmoid_gate(OPS.attention(query, cache), gate))
+    expected.agrees(OPS.sigmoid_gate(OPS.attend(query, *cache.read()), gate))
     query, gate = both.to(device).chunk(2, dim=-1)
     expected.holds(attend(query, pages_of(cache, device, tokens), gate))

@@ -171,6 +171,8 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path):
     assert "--api-key-file" in refused(tmp_path, "--api-key-file", tmp_path / "none")
     assert "--cors-origin" in refused(tmp_path, "--cors-origin", "chat.example.org")
     assert "--port" in refused(tmp_path, "--port", "70000")
+    assert "no such --device" in refused(tmp_path, "--device", "tpu")
+    assert "--gpu-layers means nothing" in refused(tmp_path, "--device", "cpu", "--gpu-layers", "1")
 
 
 def test_a_port_that_is_taken(tmp_path):

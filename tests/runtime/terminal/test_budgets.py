@@ -8,9 +8,10 @@ from support.mosaic_run import PROGRAM, PROMPT, run
 
 def test_a_plan_and_the_same_words_within_it(demo, tmp_path):
     """A budget that has no room for all experts: told beforehand, kept, and the answer is the same."""
-    cache, options = {"XDG_CACHE_HOME": str(tmp_path)}, ("--context", 512)
+    cache, options = {"XDG_CACHE_HOME": str(tmp_path)}, ("--context", 512, "--device", "cpu")
     whole = json.loads(run(demo, "--plan", "--stats", "json", *options, **cache).stdout)
     assert whole["expert_slots"] is None
+    assert whole["vram"] is None
     assert whole["total_bytes"] == sum(whole["items"].values()) <= whole["budget_bytes"]
     ram = f"{whole['total_bytes'] - (8 << 20)}B"
     text = run(demo, "--plan", "--ram", ram, *options, **cache)

@@ -161,5 +161,13 @@ def test_what_a_plan_does_not_depend_on_is_refused(refused, tiny, arguments):
     refused(tiny, "--plan", *arguments, words=(f"{shown} means nothing with --plan",))
 
 
+@pytest.mark.parametrize("mode", [(PROMPT,), ("--plan",)], ids=str)
+def test_a_device_that_cannot_be_meant_is_refused(refused, tiny, mode):
+    refused(tiny, *mode, "--device", "tpu", words=("no such --device", "tpu", "cuda:N"))
+    refused(tiny, *mode, "--device", "cpu", "--vram", "3GiB", words=("--vram means nothing with --device cpu",))
+    refused(tiny, *mode, "--device", "cpu", "--gpu-layers", 3, words=("--gpu-layers means nothing with --device cpu",))
+    refused(tiny, *mode, "--vram", "3", words=("--vram is no size", "write 3GiB"))
+
+
 def test_a_plan_with_a_prompt_for_the_demo(refused):
     refused("--plan", "--demo", "hello", words=("what to run is not clear", "--plan with a prompt"))

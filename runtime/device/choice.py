@@ -1,0 +1,37 @@
+"""Which device a program uses beside the host, by what --device says."""
+
+from dataclasses import dataclass
+
+from mosaic.format.errors import InputError
+from mosaic.runtime.device import Device
+from mosaic.runtime.options import parse_device
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """A device, or none; `needed`: it was asked for by name, so a model that it cannot help is refused."""
+
+    device: Device | None
+    needed: bool
+
+
+HOST_ONLY = DeviceChoice(None, needed=False)
+
+
+def choose_device(wanted: str, *, used: bool = False) -> DeviceChoice:
+    """Cpu, cuda, cuda:N, or auto: a GPU that can be used, if there is one.
+
+    InputError if one is named that cannot be, or none can though something was said of it (`used`).
+    """
+    kind, number = parse_device(wanted)
+    if kind == "cpu":
+        return HOST_ONLY
+    from mosaic.runtime.ops.cuda.find import find_gpu
+
+    needed = used or kind == "cuda"
+    try:
+        return DeviceChoice(find_gpu(number), needed)
+    except InputError:
+        if needed:
+            raise
+        return HOST_ONLY

@@ -1,0 +1,106 @@
+"""Bytes of what layers remember of a sequence, and of what they hold while they compute a prompt.
+
+Of any decoder layers of a ModelSpec, in RAM or on a device. Pure arithmetic; weights are not counted here.
+"""
+
+from collections.abc import Sequence
+
+from mosaic.format.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, Mixer, ModelSpec, MoeSpec
+from mosaic.runtime.kv import KVFormat, KVPool, pages_of
+
+FLOAT = 4  # bytes of an activation, and of a number in a recurrent state
+DELTA_CHUNK = 64  # tokens that the delta rule relates to each other on a device
+
+
+def attention_layers(layers: Sequence[LayerSpec]) -> int:
+    """How many of them attend to keys and values; the others have recurrent states."""
+    return sum(layer.mixer is Mixer.FULL_ATTENTION for layer in layers)
+
+
+def kv_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec], kv: KVFormat) -> int:
+    """Of the keys and values of one token."""
+    return attention_layers(layers) * KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv).token_nbytes
+
+
+def held_pages(context: int, sequences: int) -> int:
+    """Pages of one layer for so many sequences, and for states that are kept of them.
+
+    Those share pages, but for copies of last ones, which are begun.
+    """
+    return sequences * (pages_of(context) + 1) + 1
+
+
+def state_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec]) -> int:
+    """Of the recurrent and convolution states of one sequence."""
+    delta = spec.gated_delta
+    if delta is None:
+        return 0
+    recurrent = delta.num_value_heads * delta.key_head_dim * delta.value_head_dim
+    states = len(layers) - attention_layers(layers)
+    return FLOAT * states * (recurrent + (delta.conv_kernel - 1) * delta.conv_dim)
+
+
+def host_scratch_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec], tokens: int, share: float) -> int:
+    """Of what the CPU holds at once while it computes so many tokens of a prompt.
+
+    `layers`: those whose mixers it computes; it may have to compute experts of any. `share` of a layer's experts may be
+    computed with at the same time.
+    """
+    attention, delta, moe = spec.attention, spec.gated_delta, spec.moe
+    query, mixers = attention.num_heads * attention.head_dim, [0]
+    if attention_layers(layers):
+        mixers.append(query * (2 if attention.gated else 1) + 2 * attention.num_kv_heads * attention.head_dim)
+        mixers[-1] += 2 * query
+    if delta and attention_layers(layers) < len(layers):
+        mixers.append(delta.conv_dim + 2 * delta.value_dim)
+    ranks = moe.top_k + (1 if moe.shared_intermediate_size else 0)
+    packed = 1.5 * (spec.hidden_size + max(moe.intermediate_size, moe.shared_intermediate_size))  # as AMX wants it
+    values = 2 * max(mixers) + ranks * spec.hidden_size + 10 * spec.hidden_size
+    values += int(packed * max(ranks * share, 1)) if moe.num_experts else 0
+    values += 4 * (spec.dense_intermediate_size or 0)
+    return FLOAT * values * tokens
+
+
+def device_scratch_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec], tokens: int) -> int:
+    """Of VRAM, at most, for what computing so many tokens of a prompt takes beside what stays there.
+
+    `layers`: those whose mixers are computed there; experts of any layer are. Every tensor of a layer's half counts as
+    if it were there until the half is done; the other half uses the same memory. A product splits its input in two
+    float16 (`ops/cuda/split`), which take as much as the input. Attention reads pages where they lie.
+    """
+    hidden, parts = spec.hidden_size, [0]
+    if attention_layers(layers):
+        parts.append(_attention_values(spec.attention))
+    if spec.gated_delta and attention_layers(layers) < len(layers):
+        parts.append(_delta_values(spec.gated_delta))
+    if spec.moe.num_experts:
+        parts.append(_expert_values(spec.moe, hidden))
+    if layers:
+        parts.append(4 * (spec.dense_intermediate_size or 0))  # gate, up, product, its split
+    values = 6 * hidden + max(parts)  # a sum, its addend, both added, normed, that split, and the half's output
+    return FLOAT * values * tokens
+
+
+def _attention_values(spec: AttentionSpec) -> int:
+    """Per token, between its normed input and its output."""
+    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    projected = query * (2 if spec.gated else 1) + 2 * key
+    rotated = 2 * (query + key)  # normed, then rotated
+    return projected + rotated + 3 * query  # a copy of the query, what it found, that split
+
+
+def _delta_values(spec: GatedDeltaSpec) -> int:
+    """Per token, between its normed input and its output."""
+    heads = spec.num_value_heads
+    projected = spec.conv_dim + spec.value_dim + 2 * heads
+    convolved = 2 * spec.conv_dim  # then with query and key of unit length
+    related = heads * (spec.key_head_dim + spec.value_head_dim + 2 * DELTA_CHUNK)
+    return projected * (2 if spec.grouped else 1) + convolved + related + 3 * spec.value_dim  # read, gated, split
+
+
+def _expert_values(spec: MoeSpec, hidden: int) -> int:
+    """Per token, between its normed input and the sum of the experts' outputs."""
+    ranks = spec.top_k + (1 if spec.shared_intermediate_size else 0)
+    routing = spec.num_experts + 16 * ranks  # scores, choices, and how tokens are sorted by expert
+    inner = 2 * spec.top_k * spec.intermediate_size + 4 * spec.shared_intermediate_size  # as of a dense SwiGLU
+    return routing + inner + ranks * hidden
