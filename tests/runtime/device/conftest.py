@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from mosaic.runtime import loading
 from mosaic.runtime.speeds import Speeds
-from support.fp8 import FUSED, read_checkpoint, unfuse, write_official_fp8
+from support.fp8 import read_checkpoint, unfuse, write_official_fp8
 from support.models import convert_folder
 from support.shards import write_shards
 from support.tiny import Tiny, write_checkpoint, write_tokenizer

@@ -120,7 +120,7 @@ def refusal(engine, file):
 
 def test_a_session_that_the_device_has_no_pages_for(folders, tmp_path):
     """Two chats of all of the context, in place of one and what is kept of it."""
-    many = load(folders("3.6"), parallel=2, context=512)
+    many = load(folders("3.6"), parallel=3, context=512)
     for first in (0, 500):
         answer(many, IDS[first : first + 500], 5)
     assert many.scheduler.cache.longest(IDS[:500], 500)  # now used last
