@@ -260,8 +260,10 @@ class Engine:
 
     def load_session(self, file: str | Path) -> dict[str, Any]:
         """Remember what `save_session` wrote; its document. InputError if it is of another model, or damaged."""
-        cache = self.scheduler.cache
-        states, document = session_file.load(Path(file), self._identity, self.model, cache.budget, self.context)
+        cache, make_room = self.scheduler.cache, self.scheduler.make_room
+        states, document = session_file.load(
+            Path(file), self._identity, self.model, cache.budget, self.context, make_room
+        )
         for tokens, snapshot in states:
             cache.put(tokens, snapshot)
         return document

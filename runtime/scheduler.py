@@ -165,7 +165,7 @@ class Scheduler:
         prompt, first = sequence.request.prompt, len(sequence.tokens)
         limit = IN_COMPANY if self._answering else self.piece
         last = next_cut(first, sequence.marks, len(prompt), limit)
-        self._make_room(self._growth(first, last))
+        self.make_room(self._growth(first, last))
         sequence.generation.prompt_done, sequence.generation.piece = first, last - first
         hidden = self.model.hidden(prompt[first:last], sequence.state)
         row = self._candidates(hidden[-1:], [sequence])[0] if last == len(prompt) else None
@@ -192,7 +192,7 @@ class Scheduler:
         found, read = self.cache.longest(prompt, len(prompt) - SHORTEST), len(sequence.tokens)
         if found and found[1] > read:
             snapshot, length = found
-            self._make_room(self.model.pages(1))
+            self.make_room(self.model.pages(1))
             sequence.state = snapshot.resume(length)
             sequence.tokens = list(prompt[:length])
             sequence.stats.reused_tokens += length - read
@@ -208,7 +208,7 @@ class Scheduler:
     def _decode(self, sequences: list[Running]) -> float:
         """Run the token that each of them chose last, and choose the next. Seconds that it took."""
         start = time.perf_counter()
-        self._make_room(sum(self._growth(len(each.tokens), len(each.tokens) + 1) for each in sequences))
+        self.make_room(sum(self._growth(len(each.tokens), len(each.tokens) + 1) for each in sequences))
         hidden = self.model.step([each.last for each in sequences], [each.state for each in sequences])
         rows = self._candidates(hidden, sequences)
         seconds = time.perf_counter() - start
@@ -257,7 +257,7 @@ class Scheduler:
         """Remember a sequence as it is now, for prompts that begin so."""
         worth = sequence.tokens and not sequence.request.score_prompt
         if worth and self.cache.make_room(sequence.state.nbytes):
-            self._make_room(self.model.pages(1))
+            self.make_room(self.model.pages(1))
             self.cache.put(sequence.tokens, sequence.state.snapshot())
 
     def _drop_unsound(self) -> None:
@@ -273,7 +273,7 @@ class Scheduler:
         self._answering.clear()
         self._sound = True
 
-    def _make_room(self, pages: int) -> None:
+    def make_room(self, pages: int) -> None:
         """Forget kept states until there is memory for keys and values in so many more pages."""
         while pages and self.model.pages_in_use + pages > self._most_pages and self.cache.evict():
             pass
