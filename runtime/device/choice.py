@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.device import Device
+from mosaic.runtime.ops import Ops
+from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.options import parse_device
 
 
@@ -35,3 +37,13 @@ def choose_device(wanted: str, *, used: bool = False) -> DeviceChoice:
         if needed:
             raise
         return HOST_ONLY
+
+
+def device_beside(ops: Ops, wanted: str, *, used: bool = False) -> DeviceChoice:
+    """The same for a run on these operations of the host: only the CPU's kernels work beside a device."""
+    if isinstance(ops, CpuOps):
+        return choose_device(wanted, used=used)
+    if used or parse_device(wanted)[0] == "cuda":
+        found, remedy = "other operations than the CPU's kernels", "leave out --device, --ops and --profile"
+        raise InputError("a device needs the CPU's kernels beside it", found=found, expected="cpu", remedy=remedy)
+    return HOST_ONLY
