@@ -121,6 +121,7 @@ class Engine:
         folder = Path(folder).expanduser()
         if isinstance(ops, str):
             ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
+        wishes = VramWishes(_nbytes("vram", vram), gpu_layers)
         loading = Loading(
             folder,
             option("kv", kv, KVFormat),
@@ -128,8 +129,8 @@ class Engine:
             ram=_nbytes("ram", ram),
             parallel=parallel,
             state_budget=_nbytes("state_budget", state_budget),
-            chosen=_chosen(device, ops),
-            vram=VramWishes(_nbytes("vram", vram), gpu_layers),
+            chosen=_chosen(device, ops, used=wishes != VramWishes()),
+            vram=wishes,
         )
         tokenizer = Tokenizer(folder)  # before the weights: it may be refused, and what it takes is planned for
         return cls(folder, tokenizer, loading, loading.load(ops, options or LoadOptions(), progress))
@@ -302,15 +303,15 @@ def _nbytes(name: str, size: int | str | None) -> int | None:
     return parse_size(name, size) if isinstance(size, str) else size
 
 
-def _chosen(device: Device | str, ops: Ops) -> DeviceChoice:
+def _chosen(device: Device | str, ops: Ops, *, used: bool) -> DeviceChoice:
     """The device that helps these operations."""
     if not isinstance(device, str):
         return DeviceChoice(device, needed=True)
     if isinstance(ops, CpuOps):
-        return choose_device(device)
-    if parse_device(device)[0] == "cuda":
+        return choose_device(device, used=used)
+    if used or parse_device(device)[0] == "cuda":
         found, remedy = "other operations than the CPU's kernels", "leave out --device, --ops and --profile"
-        raise InputError("--device needs the CPU's kernels beside it", found=found, expected="cpu", remedy=remedy)
+        raise InputError("a device needs the CPU's kernels beside it", found=found, expected="cpu", remedy=remedy)
     return HOST_ONLY
 
 

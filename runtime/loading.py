@@ -106,7 +106,7 @@ class Loading:
         try:
             return make_plans(self.weights, self.places, self._wishes, self._vram, device.free() if device else None)
         except InputError:
-            if device is None or self._chosen.needed or self._vram != ANYTHING:
+            if device is None or self._chosen.needed:
                 raise
             return make_plans(self.weights, self.places, self._wishes, self._vram, None)
 

@@ -18,16 +18,20 @@ class DeviceChoice:
 HOST_ONLY = DeviceChoice(None, needed=False)
 
 
-def choose_device(wanted: str) -> DeviceChoice:
-    """Cpu, cuda, cuda:N, or auto: a GPU that can be used, if there is one. InputError if one is named that cannot."""
+def choose_device(wanted: str, *, used: bool = False) -> DeviceChoice:
+    """Cpu, cuda, cuda:N, or auto: a GPU that can be used, if there is one.
+
+    InputError if one is named that cannot be, or none can though something was said of it (`used`).
+    """
     kind, number = parse_device(wanted)
     if kind == "cpu":
         return HOST_ONLY
     from mosaic.runtime.ops.cuda.find import find_gpu
 
+    needed = used or kind == "cuda"
     try:
-        return DeviceChoice(find_gpu(number), needed=kind == "cuda")
+        return DeviceChoice(find_gpu(number), needed)
     except InputError:
-        if kind == "cuda":
+        if needed:
             raise
         return HOST_ONLY

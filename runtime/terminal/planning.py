@@ -31,9 +31,10 @@ def show_plan(
     from mosaic.runtime.terminal import asking, chat, one_shot, progress, session  # noqa: F401
     from mosaic.runtime.tokenizer import Tokenizer
 
+    wishes = VramWishes(vram, gpu_layers)
     loading = Loading(
         folder, option("kv", kv, KVFormat), context=context, ram=ram, state_budget=state_budget,
-        chosen=choose_device(device), vram=VramWishes(vram, gpu_layers),
+        chosen=choose_device(device, used=wishes != VramWishes()), vram=wishes,
     )  # fmt: skip
     needed = Tokenizer(folder), make_ops(OpsName.CPU, threads=threads)  # they take memory that is planned for
     found = speeds(*loading.spans, threads or cores())
