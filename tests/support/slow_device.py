@@ -83,7 +83,7 @@ class SlowOps(WatchedOps):
 
 
 class SlowDevice(WatchedDevice):
-    """Something ends when somebody waits, and up to `pace` things at other calls; `wrong` says what should not have been."""
+    """Something ends when somebody waits, and up to `pace` things at other calls; `wrong`: what should not have."""
 
     def __init__(self, seed=0, pace=2):
         super().__init__()
@@ -103,7 +103,7 @@ class SlowDevice(WatchedDevice):
             kernel = Kernel(held, slots)
             places = {held.codes[slot].data_ptr() for slot in slots}
             if any(copy.begun and copy.target.data_ptr() in places for copy in self._copies):
-                self.wrong.append("a kernel began before what it reads was there")
+                self.wrong.append("a kernel began before what it reads is there")
             self._running.append(kernel)
             self._launched += 1
 

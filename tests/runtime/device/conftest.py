@@ -16,6 +16,7 @@ MODELS = {
     "3.6": Tiny(**SIZES),
     "next": Tiny(**SIZES | {"visual": True}, family="qwen3_next"),
     "moe": Tiny(**SIZES | {"mtp": True, "visual": True}, family="qwen3_moe", mlp_only_layers=(2,)),
+    "small": Tiny(**SIZES | {"layers": 2}),
     "bf16": Tiny(**SIZES, moe_inter=72),  # experts that cannot be E4M3
 }
 

@@ -1,4 +1,4 @@
-"""Wherever layers and experts lie, on a device or here, a model says the same: tokens and log-probabilities, to the bit.
+"""Wherever layers and experts lie, on a device or here, a model says the same, to the bit of its log-probabilities.
 
 The device is the host's memory, its operations are the CPU's: so what could differ is what the tier does.
 """

@@ -22,7 +22,11 @@ PLACED = {
 
 
 def conversation(engine):
-    return [answer(engine, IDS[:70], 20), *answers(engine, [IDS[100:140], IDS[200:203]], 10), answer(engine, IDS[:33], 8)]
+    return [
+        answer(engine, IDS[:70], 20),
+        *answers(engine, [IDS[100:140], IDS[200:203]], 10),
+        answer(engine, IDS[:33], 8),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,9 @@ class Deaf(SlowDevice):
         pass
 
 
-@pytest.mark.parametrize(("kind", "found"), [(Hasty, "while a kernel read it"), (Deaf, "before what it reads was there")])
+@pytest.mark.parametrize(
+    ("kind", "found"), [(Hasty, "while a kernel read it"), (Deaf, "before what it reads is there")]
+)
 def test_a_device_that_kept_no_order_would_be_found_out(monkeypatch, folders, kind, found):
     monkeypatch.setattr(vram_items, "STREAM_SLOTS", 1)
     device = kind()
