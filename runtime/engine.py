@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mosaic.format.catalog import read_catalog
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
@@ -49,6 +50,7 @@ from mosaic.runtime.text.dialogue import Dialogue, message_of
 from mosaic.runtime.text.reply import Piece, ReplyReader
 from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
+from mosaic.runtime.tuned import Tuned, known_tuning, settle_threads
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -74,6 +76,7 @@ class Engine:
         self.defaults: Sampling = recommended.sampling
         self.stop: frozenset[int] = recommended.stop | _config_stop(folder)
         self.context: int = loading.plan.context
+        self.tuned: Tuned = loading.tuned
         self.num_tokens = min(self.tokenizer.num_tokens, loaded.model.spec.vocab_size)
         self._identity = Identity.of(loading.weights.catalog, loaded.model.kv)
         self.scheduler = Scheduler(
@@ -113,13 +116,21 @@ class Engine:
         `context`: most tokens of prompt and answer together; by default the model's, or what memory allows. `kv`: f32,
         bf16 or e4m3. `parallel`: sequences at a time. `state_budget`: memory for states that later prompts go on from.
         `device`: cpu, cuda, cuda:N, or auto, a GPU if there is one that can be used; `vram`: its memory for experts;
-        `gpu_layers`: how many layers lie there.
+        `gpu_layers`: how many layers lie there. `threads`, and what is not said of the device: as `mosaic-run --tune`
+        found it to be fastest, or else all cores and what fits; of `ops` that are not a name, as they are.
         `progress` is told of bytes that are read. InputError for whatever is not as it should be.
         """
         folder = Path(folder).expanduser()
+        by_name = isinstance(ops, str)
         if isinstance(ops, str):
             ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
+<<<<<<< HEAD
         wishes = VramWishes(_nbytes("vram", vram), gpu_layers)
+=======
+        chosen = device_beside(ops, device) if isinstance(device, str) else DeviceChoice(device, needed=True)
+        tuned = known_tuning(read_catalog(folder), chosen.device)
+        tuned = settle_threads(ops, threads, tuned) if by_name else replace(tuned, threads=None)
+>>>>>>> tiertune
         loading = Loading(
             folder,
             option("kv", kv, KVFormat),
@@ -127,10 +138,16 @@ class Engine:
             ram=_nbytes("ram", ram),
             parallel=parallel,
             state_budget=_nbytes("state_budget", state_budget),
+<<<<<<< HEAD
             chosen=device_beside(ops, device, used=wishes != VramWishes())
             if isinstance(device, str)
             else DeviceChoice(device, needed=True),
             vram=wishes,
+=======
+            chosen=chosen,
+            vram=VramWishes(_nbytes("vram", vram), gpu_layers),
+            tuned=tuned,
+>>>>>>> tiertune
         )
         tokenizer = Tokenizer(folder)  # before the weights: it may be refused, and what it takes is planned for
         return cls(folder, tokenizer, loading, loading.load(ops, options or LoadOptions(), progress))

@@ -85,6 +85,11 @@ class Tier:
         """What happened so far, beside what the store of all experts counted."""
         return replace(store, device_hits=self._hits, device_bytes=self._nbytes + self._copied)
 
+    def retune(self, min_hits: int, stream_tokens: int) -> None:
+        """Go on with other thresholds, and with empty slots, as after a start."""
+        self._costs, self._stream_tokens = replace(self._costs, min_hits=min_hits), stream_tokens
+        self._reset()
+
     def from_device(self, x: Tensor, routing: Routing, shared: Tensor | None, source: LayerExperts) -> Tensor:
         """See Mixing. X and the result are on the device."""
         chosen, here = self._device.fetch(routing.experts, x)
