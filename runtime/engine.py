@@ -28,7 +28,7 @@ from mosaic.recipes import cache_folder
 from mosaic.runtime import session_file
 from mosaic.runtime.answering import Answering
 from mosaic.runtime.device import Device
-from mosaic.runtime.device.choice import DeviceChoice, device_beside
+from mosaic.runtime.device.choice import device_beside
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
@@ -124,13 +124,10 @@ class Engine:
         by_name = isinstance(ops, str)
         if isinstance(ops, str):
             ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
-<<<<<<< HEAD
         wishes = VramWishes(_nbytes("vram", vram), gpu_layers)
-=======
-        chosen = device_beside(ops, device) if isinstance(device, str) else DeviceChoice(device, needed=True)
+        chosen = device_beside(ops, device, used=wishes != VramWishes())
         tuned = known_tuning(read_catalog(folder), chosen.device)
         tuned = settle_threads(ops, threads, tuned) if by_name else replace(tuned, threads=None)
->>>>>>> tiertune
         loading = Loading(
             folder,
             option("kv", kv, KVFormat),
@@ -138,16 +135,9 @@ class Engine:
             ram=_nbytes("ram", ram),
             parallel=parallel,
             state_budget=_nbytes("state_budget", state_budget),
-<<<<<<< HEAD
-            chosen=device_beside(ops, device, used=wishes != VramWishes())
-            if isinstance(device, str)
-            else DeviceChoice(device, needed=True),
-            vram=wishes,
-=======
             chosen=chosen,
-            vram=VramWishes(_nbytes("vram", vram), gpu_layers),
+            vram=wishes,
             tuned=tuned,
->>>>>>> tiertune
         )
         tokenizer = Tokenizer(folder)  # before the weights: it may be refused, and what it takes is planned for
         return cls(folder, tokenizer, loading, loading.load(ops, options or LoadOptions(), progress))

@@ -54,11 +54,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class Loaded:
-<<<<<<< HEAD
     """A model, and where its experts come from; `tier`: those that a device has of them."""
-=======
-    """A model, and where its experts come from: `tier`, if a device has some of them."""
->>>>>>> tiertune
 
     model: HybridModel
     experts: ExpertStore
@@ -66,14 +62,9 @@ class Loaded:
     check: Callable[[], None]  # InputError if mapped weights were written to; what is read is checked as it is read
 
     def traffic(self) -> Traffic:
-<<<<<<< HEAD
         """What happened since it was loaded."""
         traffic = self.experts.traffic
         return self.tier.traffic(traffic) if self.tier else traffic
-=======
-        """Where experts were found so far."""
-        return self.tier.traffic(self.experts.traffic) if self.tier else self.experts.traffic
->>>>>>> tiertune
 
 
 class Loading:
@@ -209,15 +200,12 @@ class Loading:
         if vram:
             self.weights.release_dense(vram.layers, head=vram.head)
         return Loaded(model, experts, part.tier, check)
-<<<<<<< HEAD
-=======
 
     @property
     def tuning(self) -> Tuning:
         """What was tuned, or else what is usual."""
         usual = Tuning()
         return Tuning(self.tuned.min_hits or usual.min_hits, self.tuned.stream_tokens or usual.stream_tokens)
->>>>>>> tiertune
 
     def _part(self, ops: Ops, vram: VramPlan, tuning: Tuning) -> Part:
         """What the device has of the model."""

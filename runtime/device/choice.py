@@ -39,8 +39,13 @@ def choose_device(wanted: str, *, used: bool = False) -> DeviceChoice:
         return HOST_ONLY
 
 
-def device_beside(ops: Ops, wanted: str, *, used: bool = False) -> DeviceChoice:
-    """The same for a run on these operations of the host: only the CPU's kernels work beside a device."""
+def device_beside(ops: Ops, wanted: Device | str, *, used: bool = False) -> DeviceChoice:
+    """The same for a run on these operations of the host: only the CPU's kernels work beside a device.
+
+    A device that is there already is taken as it is.
+    """
+    if not isinstance(wanted, str):
+        return DeviceChoice(wanted, needed=True)
     if isinstance(ops, CpuOps):
         return choose_device(wanted, used=used)
     if used or parse_device(wanted)[0] == "cuda":
