@@ -9,7 +9,6 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from statistics import mean, median
 
 from torch import Tensor
@@ -93,7 +92,7 @@ class Rig:
             values = stream_values(longest)
             self.settings["stream_tokens"] = present = min(self.settings["stream_tokens"], values[-1])
             knobs.append(self._knob("stream_tokens", values, self.read, present * self._prompt_pace))
-        if longest:
+        if plan and longest == plan.piece:  # else every prompt is one
             pieces = [piece for piece in PIECES if piece <= context]
             knobs.append(self._knob("piece", pieces, self.read_in_pieces, 2 * longest * self._prompt_pace))
         return [knob for knob in knobs if knob.name not in held and len(knob.values) > 1]
@@ -102,9 +101,9 @@ class Rig:
         return Knob(name, sorted({*values, self.settings[name]}), cost, expected)
 
     def _slot_values(self) -> set[int]:
-        """Bytes of slots that go with so many layers, by quarters."""
+        """Bytes of slots that go with so many layers, by quarters, and with pieces as they are."""
         layers = len(self._loading.weights.spec.layers)
-        wishes = (replace(self._vram, layers=layers * share // SHARES) for share in range(SHARES + 1))
+        wishes = (VramWishes(None, layers * share // SHARES, self.settings["piece"]) for share in range(SHARES + 1))
         return {plan.items["expert slots"] for each in wishes if (plan := self._loading.vram_plan(each))}
 
     def decode(self, settings: Settings, smaller: int) -> float:

@@ -62,8 +62,12 @@ def tune(
     held = {"threads"} if threads else set[str]()
     if wishes != VramWishes():
         held.add("vram")
+    knobs = rig.knobs(held)
+    if not knobs:
+        found, remedy = "one core or --threads, and no device", "leave options out"
+        raise InputError("nothing is left to tune", found=found, expected="a choice", remedy=remedy)
     climb = Climb(
-        rig.knobs(held), rig.settings, start + SECONDS,
+        knobs, rig.settings, start + SECONDS,
         told=lambda knob, value, cost: _note(f"{TITLES[knob.name]} {shown(knob.name, value)}: {1 / cost:.2f} tok/s"),
     )  # fmt: skip
     climb.run()

@@ -24,6 +24,7 @@ from mosaic.runtime.weights import Weights
 MIB = 1 << 20
 ROOM = 500 * MIB
 CONTEXT = 256
+ANYTHING = VramWishes()
 FOUND = Tuned(threads=1, vram=2 * MIB, vram_budget=ROOM, min_hits=2, stream_tokens=64, piece=512)
 
 
@@ -42,7 +43,7 @@ def device(room=ROOM):
     return HostDevice(room=room)
 
 
-def loading(folder, tuned=UNTUNED, vram=VramWishes(), room=ROOM):
+def loading(folder, tuned=UNTUNED, vram=ANYTHING, room=ROOM):
     choice = DeviceChoice(device(room), needed=True)
     return Loading(folder, KVFormat.BF16, context=CONTEXT, chosen=choice, vram=vram, tuned=tuned)
 
