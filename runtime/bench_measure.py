@@ -40,7 +40,7 @@ def print_measurement(
     """Measure a model directory, or the demo, at each size. Sizes in tokens and bytes."""
     kv_format = option("kv", kv, KVFormat)
     chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
-    beside = device_beside(chosen, device)
+    beside = device_beside(chosen, device, used=vram != VramWishes())
     folder = options.model_folder(out)
     needed = max(*prompts, SHORT_PROMPT + max(generate))  # run_tests tells what is too much for the model
     catalog = read_catalog(folder)

@@ -28,7 +28,7 @@ from mosaic.recipes import cache_folder
 from mosaic.runtime import session_file
 from mosaic.runtime.answering import Answering
 from mosaic.runtime.device import Device
-from mosaic.runtime.device.choice import DeviceChoice, device_beside
+from mosaic.runtime.device.choice import device_beside
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
@@ -124,7 +124,8 @@ class Engine:
         by_name = isinstance(ops, str)
         if isinstance(ops, str):
             ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
-        chosen = device_beside(ops, device) if isinstance(device, str) else DeviceChoice(device, needed=True)
+        wishes = VramWishes(_nbytes("vram", vram), gpu_layers)
+        chosen = device_beside(ops, device, used=wishes != VramWishes())
         tuned = known_tuning(read_catalog(folder), chosen.device)
         tuned = settle_threads(ops, threads, tuned) if by_name else replace(tuned, threads=None)
         loading = Loading(
@@ -135,7 +136,7 @@ class Engine:
             parallel=parallel,
             state_budget=_nbytes("state_budget", state_budget),
             chosen=chosen,
-            vram=VramWishes(_nbytes("vram", vram), gpu_layers),
+            vram=wishes,
             tuned=tuned,
         )
         tokenizer = Tokenizer(folder)  # before the weights: it may be refused, and what it takes is planned for
@@ -266,8 +267,10 @@ class Engine:
 
     def load_session(self, file: str | Path) -> dict[str, Any]:
         """Remember what `save_session` wrote; its document. InputError if it is of another model, or damaged."""
-        cache = self.scheduler.cache
-        states, document = session_file.load(Path(file), self._identity, self.model, cache.budget, self.context)
+        cache, make_room = self.scheduler.cache, self.scheduler.make_room
+        states, document = session_file.load(
+            Path(file), self._identity, self.model, cache.budget, self.context, make_room
+        )
         for tokens, snapshot in states:
             cache.put(tokens, snapshot)
         return document

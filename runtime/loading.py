@@ -54,7 +54,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, and where its experts come from: `tier`, if a device has some of them."""
+    """A model, and where its experts come from; `tier`: those that a device has of them."""
 
     model: HybridModel
     experts: ExpertStore
@@ -62,8 +62,9 @@ class Loaded:
     check: Callable[[], None]  # InputError if mapped weights were written to; what is read is checked as it is read
 
     def traffic(self) -> Traffic:
-        """Where experts were found so far."""
-        return self.tier.traffic(self.experts.traffic) if self.tier else self.experts.traffic
+        """What happened since it was loaded."""
+        traffic = self.experts.traffic
+        return self.tier.traffic(traffic) if self.tier else traffic
 
 
 class Loading:
@@ -116,7 +117,7 @@ class Loading:
         try:
             return make_plans(self.weights, self.places, self._wishes, self._vram, budget)
         except InputError:
-            if device is None or self._chosen.needed or self._vram != ANYTHING:
+            if device is None or self._chosen.needed:
                 raise
             return make_plans(self.weights, self.places, self._wishes, self._vram, None)
 

@@ -36,11 +36,12 @@ def show_plan(
     from mosaic.runtime.tuned import known_tuning, settle_threads
 
     kv_format, ops = option("kv", kv, KVFormat), make_ops(OpsName.CPU, threads=threads)
-    chosen = choose_device(device)
+    wishes = VramWishes(vram, gpu_layers)
+    chosen = choose_device(device, used=wishes != VramWishes())
     tuned = settle_threads(ops, threads, known_tuning(read_catalog(folder), chosen.device))
     loading = Loading(
         folder, kv_format, context=context, ram=ram, state_budget=state_budget,
-        chosen=chosen, vram=VramWishes(vram, gpu_layers), tuned=tuned,
+        chosen=chosen, vram=wishes, tuned=tuned,
     )  # fmt: skip
     needed = Tokenizer(folder), ops  # they take memory that is planned for
     found = speeds(*loading.spans, threads or tuned.threads or cores())
