@@ -1,6 +1,7 @@
 """Trials on a model: settings reach it, bits stay, what a device cannot hold costs more than anything."""
 
 import math
+import weakref
 
 import pytest
 
@@ -39,21 +40,28 @@ def tokens(demo):
 
 
 class Place:
-    """A device that can be found again and again."""
+    """A device that can be found again and again, each time when nothing is left of it; `found`: its memory each time.
+
+    A GPU's recordings, for one, hold the model that they are of.
+    """
 
     def __init__(self, room):
         self.room = room
         self.found = []
+        self._last = lambda: None
 
     def __call__(self):
-        self.found.append(HostDevice(room=self.room))
-        return DeviceChoice(self.found[-1], needed=True)
+        assert self._last() is None
+        device = HostDevice(room=self.room)
+        self._last = weakref.ref(device)
+        self.found.append(device.memory)
+        return DeviceChoice(device, needed=True)
 
 
 def rig(folder, tokens, place=None, vram=ANYTHING, context=CONTEXT, ram=None):
-    chosen = place() if place else HOST_ONLY
-    loading = Loading(folder, KVFormat.BF16, context=context, chosen=chosen, vram=vram, ram=ram)
-    made = module.Rig(loading, vram, CpuOps, place or (lambda: HOST_ONLY), tokens)
+    find = place or (lambda: HOST_ONLY)
+    loading = Loading(folder, KVFormat.BF16, context=context, chosen=find(), vram=vram, ram=ram)
+    made = module.Rig(loading, vram, CpuOps, find, tokens)
     assert made.write(NUM_TOKENS) > 0
     return made
 
@@ -89,7 +97,7 @@ def test_slots_are_weighed_against_layers(demo, tokens):
     taken = []
     for nbytes in knob.values:
         assert 0 < knob.cost({**made.settings, "vram": nbytes}, 0) < math.inf
-        used = place.found[-1].memory.used
+        used = place.found[-1].used
         assert used.get("expert slots", 0) == nbytes
         taken.append(used.get("dense weights", 0))
     assert len(taken) > 2
@@ -195,6 +203,10 @@ def test_a_plan_that_cannot_be_moved_is_refused(demo):
     loading = Loading(demo, KVFormat.BF16, context=CONTEXT, chosen=place())
     assert loading.vram_plan(VramWishes(slots_nbytes=2 * MIB)).slots < loading.plans[1].slots
     assert loading.vram_plan(VramWishes(slots_nbytes=1)) is None
-    place.room = 300 * MIB
+    plan, place.room = loading.plan, 300 * MIB
     with pytest.raises(InputError, match="nothing of this model"):
-        loading.moved(place(), VramWishes())
+        loading.move(place, ANYTHING)
+    place.room = 500 * MIB
+    loading.move(place, SOME)
+    assert loading.plan == plan
+    assert loading.plans[1].items["expert slots"] <= 2 * MIB
