@@ -8,7 +8,6 @@ import platform
 from dataclasses import asdict, dataclass, fields, replace
 
 from mosaic.format.catalog import Catalog
-from mosaic.runtime.device import Device
 from mosaic.runtime.kept import keep, recall
 from mosaic.runtime.machine import cores
 from mosaic.runtime.ops import Ops
@@ -72,15 +71,15 @@ class Tuned:
 UNTUNED = Tuned()
 
 
-def known_tuning(catalog: Catalog, device: Device | None) -> Tuned:
-    """Of this machine, with or without a device, and this model."""
+def known_tuning(catalog: Catalog, device: str | None) -> Tuned:
+    """Of this machine, with the device of this name or without one, and this model."""
     match recall(TUNED_FILE, _key(catalog, device)):
         case dict() as found if found.keys() == _NAMES and all(_sound(*each) for each in found.items()):
             return Tuned(**found)
     return UNTUNED
 
 
-def keep_tuning(catalog: Catalog, device: Device | None, tuned: Tuned) -> None:
+def keep_tuning(catalog: Catalog, device: str | None, tuned: Tuned) -> None:
     """Keep it in place of what was known. OSError if the cache folder cannot be written to."""
     keep(TUNED_FILE, _key(catalog, device), asdict(tuned))
 
@@ -103,7 +102,6 @@ def _sound(name: str, value: object) -> bool:
     return value in PIECES if name == "piece" else value >= (name != "vram") and (name != "threads" or value <= cores())
 
 
-def _key(catalog: Catalog, device: Device | None) -> str:
-    beside = device.name if device else "no device"
+def _key(catalog: Catalog, device: str | None) -> str:
     model = f"{catalog.source_fingerprint} {catalog.plan_digest}"
-    return f"{platform.node()}, {isa()}, {cores()} cores, {beside}, {model}"
+    return f"{platform.node()}, {isa()}, {cores()} cores, {device or 'no device'}, {model}"
