@@ -1,12 +1,15 @@
 """A model directory made ready to run within a budget of memory."""
 
+import copy
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.device import Device
 from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice
 from mosaic.runtime.device.part import Part, Tuning, take_part
 from mosaic.runtime.experts import profile
@@ -17,6 +20,7 @@ from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.recorded import RecordedExperts, open_recording
 from mosaic.runtime.experts.shards import ShardFiles
 from mosaic.runtime.experts.store import ExpertStore
+from mosaic.runtime.experts.tier import Tier
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.machine import steady_heap, total_memory
@@ -24,12 +28,13 @@ from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.cpu import CpuOps, threads
 from mosaic.runtime.plan import MemoryPlan, Wishes
-from mosaic.runtime.plan_vram import VramPlan, VramWishes
+from mosaic.runtime.plan_vram import VramPlan, VramWishes, make_vram_plan
 from mosaic.runtime.plans import make_plans
 from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.sizes import format_size
 from mosaic.runtime.speeds import speeds
+from mosaic.runtime.tuned import UNTUNED, Tuned
 from mosaic.runtime.weights import Weights
 
 ANYTHING = VramWishes()
@@ -44,16 +49,22 @@ class LoadOptions:
     prefetch: bool = False  # read what the next layer will probably choose
     warm: Path | None = None  # a routing profile: experts to begin with
     record: Path | None = None  # a routing trace to write
-    tuning: Tuning = field(default_factory=Tuning)
+    tuning: Tuning | None = None  # if not what was tuned
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, and what is known of where its experts came from."""
+    """A model, and where its experts come from; `tier`: those that a device has of them."""
 
     model: HybridModel
-    traffic: Callable[[], Traffic]
+    experts: ExpertStore
+    tier: Tier | None
     check: Callable[[], None]  # InputError if mapped weights were written to; what is read is checked as it is read
+
+    def traffic(self) -> Traffic:
+        """What happened since it was loaded."""
+        traffic = self.experts.traffic
+        return self.tier.traffic(traffic) if self.tier else traffic
 
 
 class Loading:
@@ -61,7 +72,8 @@ class Loading:
 
     `ram`: bytes that this process may take; `parallel`: sequences at a time, each of at most `context` tokens;
     `state_budget`: bytes for recurrent states that are kept for later prompts. `chosen`: a device that helps, and
-    `vram`: what is wished of its memory.
+    `vram`: what is wished of its memory. `tuned`: what is done where nothing is wished; once there is a plan, as much
+    of it as really is.
     """
 
     def __init__(
@@ -75,6 +87,7 @@ class Loading:
         state_budget: int | None = None,
         chosen: DeviceChoice = HOST_ONLY,
         vram: VramWishes = ANYTHING,
+        tuned: Tuned = UNTUNED,
     ) -> None:
         if ram is not None and ram > total_memory():
             expected, remedy = f"at most {format_size(total_memory())}", "give less with --ram"
@@ -90,23 +103,55 @@ class Loading:
         self._folder = folder
         self.parallel = parallel
         self._wishes = Wishes(kv, context, parallel, state_budget, ram)
-        self._chosen, self._vram = chosen, vram
+        self._chosen, self._vram, self.tuned = chosen, vram, tuned
 
     @cached_property
     def plans(self) -> tuple[MemoryPlan, VramPlan | None]:
         """Of RAM and device. Made when they are first asked for, of a process that has everything else by then."""
         device = self._chosen.device
+        budget = device.free() if device else None
+        self.tuned = self.tuned.beside(self._vram, budget)
+        with suppress(InputError):  # it may fit no more
+            return make_plans(self.weights, self.places, self._wishes, self.tuned.wishes(self._vram), budget)
+        self.tuned = replace(self.tuned, vram=None, piece=None)
         try:
-            return make_plans(self.weights, self.places, self._wishes, self._vram, device.free() if device else None)
+            return make_plans(self.weights, self.places, self._wishes, self._vram, budget)
         except InputError:
-            if device is None or self._chosen.needed or self._vram != ANYTHING:
+            if device is None or self._chosen.needed:
                 raise
             return make_plans(self.weights, self.places, self._wishes, self._vram, None)
+
+    def vram_plan(self, vram: VramWishes) -> VramPlan | None:
+        """What would lie on the device by other wishes, in the context that was planned; None if that cannot be."""
+        plan = self.plans[1]
+        assert plan
+        wishes = replace(self._wishes, context=plan.context)
+        try:
+            return make_vram_plan(self.weights, self.places, wishes, vram, plan.budget)
+        except InputError:
+            return None
+
+    def moved(self, chosen: DeviceChoice, vram: VramWishes) -> "Loading":
+        """The same with another part of it on a device: in RAM as planned. InputError if that cannot be.
+
+        For `load` with the `experts` that were loaded before; of the model nothing may be left.
+        """
+        assert chosen.device
+        moved, wishes = copy.copy(self), replace(self._wishes, context=self.plan.context)
+        moved._chosen, moved._vram = chosen, vram
+        plan = make_vram_plan(self.weights, self.places, wishes, vram, chosen.device.free())
+        moved.plans = self.plan, plan
+        return moved
 
     @property
     def plan(self) -> MemoryPlan:
         """Of RAM."""
         return self.plans[0]
+
+    @property
+    def device(self) -> Device | None:
+        """The one that has a part of the model."""
+        return self._chosen.device if self.plans[1] else None
 
     @property
     def piece(self) -> int:
@@ -120,10 +165,11 @@ class Loading:
         largest = max(self.weights.shards.values(), key=lambda shard: len(shard.buffer))
         return largest.file, max(slot_nbytes(self.places), LEAST_SPAN)
 
-    def load(self, ops: Ops, options: LoadOptions, progress: Progress = silent) -> Loaded:
-        """Read what is to stay in memory. `progress` is told of bytes."""
+    def load(
+        self, ops: Ops, options: LoadOptions, progress: Progress = silent, experts: ExpertStore | None = None
+    ) -> Loaded:
+        """Read what is to stay in memory. `progress` is told of bytes. `experts`: of an earlier load, to be used on."""
         steady_heap()
-        experts: ExpertStore
         slots, vram = self.plan.slots, self.plans[1]  # what is refused is refused before anything is opened for writing
         wanted = self._wanted(options.warm) if options.warm else []
         writer = None
@@ -132,31 +178,38 @@ class Loading:
         check: Callable[[], None] = _nothing
         if slots is None:
             self.weights.populate(progress)
-            experts = MappedExperts(self.weights, self.places, check=options.check)
+            experts = experts or MappedExperts(self.weights, self.places, check=options.check)
             check = ShardFiles(self._folder, self.weights.shards).check_all
         else:
             if vram:
                 self.weights.make_resident(progress, vram.layers, head=not vram.head)
             else:
                 self.weights.make_resident(progress)
-            experts = cached = CachedExperts(self.places, Arena(self.places, self._folder, slots, check=options.check))
-            cached.warm(wanted, progress)
+            if not experts:
+                arena = Arena(self.places, self._folder, slots, check=options.check)
+                experts = cached = CachedExperts(self.places, arena)
+                cached.warm(wanted, progress)
         if writer:
             weakref.finalize(experts, writer.close)
             experts = RecordedExperts(experts, writer)
-        part = self._part(ops, vram, options.tuning) if vram else Part(None, None)
+        part = self._part(ops, vram, options.tuning or self.tuning) if vram else Part(None, None)
         model = HybridModel(
             self.weights, ops, self._wishes.kv, experts, foretell=options.prefetch,
             mixing=part.tier.from_host if part.tier else None, elsewhere=part.elsewhere,
         )  # fmt: skip
         if vram:
             self.weights.release_dense(vram.layers, head=vram.head)
-        tier = part.tier
-        return Loaded(model, lambda: tier.traffic(experts.traffic) if tier else experts.traffic, check)
+        return Loaded(model, experts, part.tier, check)
+
+    @property
+    def tuning(self) -> Tuning:
+        """What was tuned, or else what is usual."""
+        usual = Tuning()
+        return Tuning(self.tuned.min_hits or usual.min_hits, self.tuned.stream_tokens or usual.stream_tokens)
 
     def _part(self, ops: Ops, vram: VramPlan, tuning: Tuning) -> Part:
         """What the device has of the model."""
-        device, wishes = self._chosen.device, self._wishes
+        device, wishes = self.device, self._wishes
         assert device
         assert isinstance(ops, CpuOps)
         rate = speeds(*self.spans, threads()).weights

@@ -9,14 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.machine import major_faults
-from mosaic.runtime.model import HybridModel
+from mosaic.runtime.model import HybridModel, Row
 from mosaic.runtime.prefill import IN_COMPANY, PREFILL_CHUNK, SHORTEST, next_cut
 from mosaic.runtime.prefixes import StateCache
 from mosaic.runtime.prompt_scores import scores_of
@@ -57,7 +55,7 @@ class Scheduler:
         self._traffic = traffic
         self._check = check
         self._ceilings = ceilings
-        self._piece = piece
+        self.piece = piece
         self._most_pages = places * model.pages(context)
         self._waiting: deque[tuple[Generation, Sampler]] = deque()
         self._reading: deque[Running] = deque()  # whoever is first reads the next piece of its prompt
@@ -165,12 +163,12 @@ class Scheduler:
         start = time.perf_counter()
         self._reuse(sequence)
         prompt, first = sequence.request.prompt, len(sequence.tokens)
-        limit = IN_COMPANY if self._answering else self._piece
+        limit = IN_COMPANY if self._answering else self.piece
         last = next_cut(first, sequence.marks, len(prompt), limit)
         self.make_room(self._growth(first, last))
         sequence.generation.prompt_done, sequence.generation.piece = first, last - first
         hidden = self.model.hidden(prompt[first:last], sequence.state)
-        logits = self.model.logits(hidden[-1:])[0].numpy() if last == len(prompt) else None
+        row = self._candidates(hidden[-1:], [sequence])[0] if last == len(prompt) else None
         self._score(sequence, hidden, first)
         self._check()  # before anyone believes them
         sequence.tokens.extend(prompt[first:last])
@@ -180,10 +178,10 @@ class Scheduler:
         seconds = time.perf_counter() - start
         sequence.stats.prefill_seconds += seconds
         self._reading.rotate(-1)
-        if logits is not None:
+        if row is not None:
             self._reading.remove(sequence)
             self._answering.append(sequence)
-            self._choose(sequence, logits)
+            self._choose(sequence, row)
         return seconds
 
     def _reuse(self, sequence: Running) -> None:
@@ -212,25 +210,29 @@ class Scheduler:
         start = time.perf_counter()
         self.make_room(sum(self._growth(len(each.tokens), len(each.tokens) + 1) for each in sequences))
         hidden = self.model.step([each.last for each in sequences], [each.state for each in sequences])
-        rows = self.model.logits(hidden[:, None])[:, 0].numpy()
+        rows = self._candidates(hidden, sequences)
         seconds = time.perf_counter() - start
         self._check()
-        for sequence, logits in zip(sequences, rows, strict=True):
+        for sequence, row in zip(sequences, rows, strict=True):
             sequence.tokens.append(sequence.last)
             sequence.stats.decoded_tokens += 1
             sequence.stats.decode_seconds += seconds
-            self._choose(sequence, logits)
+            self._choose(sequence, row)
         return seconds
 
-    def _choose(self, sequence: Running, logits: NDArray[np.floating]) -> None:
-        """Choose a token by logits [V] of the last one; ends the answer where that is the end."""
+    def _candidates(self, hidden: Tensor, sequences: list[Running]) -> list[Row]:
+        """What the sequences choose by, after their last tokens, hidden [B, H]."""
+        return self.model.candidates(hidden, [each.sampler.needed for each in sequences], self._num_tokens)
+
+    def _choose(self, sequence: Running, row: Row) -> None:
+        """Choose a token by what comes after the last one; ends the answer where that is the end."""
         request, stats = sequence.request, sequence.stats
         if request.max_tokens == 0:
             return self._end(sequence, FinishReason.MAX_TOKENS)
         if len(sequence.tokens) >= self.context:
             return self._end(sequence, FinishReason.CONTEXT_FULL)
         try:
-            chosen = sequence.sampler.choose(logits)
+            chosen = sequence.sampler.choose(row)
         except InputError as error:  # a grammar or a bias that leaves nothing: no concern of the others
             return self._end(sequence, FinishReason.REFUSED, error)
         if chosen.token in self.stop or chosen.token in request.stop_tokens:

@@ -13,7 +13,6 @@ from mosaic.runtime.home import plainly
 from mosaic.runtime.machine import free_memory
 from mosaic.runtime.ops.cpu import Activations, CpuOps
 from mosaic.runtime.ops.cuda.slots import ExpertSlots
-from mosaic.runtime.weights import Expert
 
 
 class Over:
@@ -30,22 +29,12 @@ class Over:
 class HostOps(CpuOps):
     """Implements DeviceOps."""
 
-    def __init__(self, activations: Activations) -> None:
-        super().__init__(activations)
-        self._views: dict[int, Expert] = {}  # of slots, by where they lie: operations keep what they know of each
-
     def apply(self, x: Tensor, slots: Tensor, held: ExpertSlots, outputs: Tensor) -> None:
         """See DeviceOps."""
         used, places = np.unique(slots.numpy(), return_inverse=True)
         absent = int(used[0] < 0)
-        experts = [self._view(held, slot) for slot in used[absent:].tolist()]
+        experts = [held.experts[slot] for slot in used[absent:]]
         self.apply_experts(x, (places.reshape(slots.shape) - absent).astype(np.int32), experts, outputs)
-
-    def _view(self, held: ExpertSlots, slot: int) -> Expert:
-        address = held.codes[slot].data_ptr()
-        if address not in self._views:
-            self._views[address] = held.expert(slot)
-        return self._views[address]
 
 
 class HostDevice:

@@ -25,6 +25,8 @@ class Sample:
     expert_hits: int
     expert_misses: int
     disk_bytes: int
+    device_expert_hits: int
+    device_bytes: int
 
 
 class Metrics:
@@ -103,3 +105,6 @@ class _EngineCollector(Collector):
         yield CounterMetricFamily("mosaic_expert_hits", "Experts found in memory.", now.expert_hits)
         yield CounterMetricFamily("mosaic_expert_misses", "Experts not found in memory.", now.expert_misses)
         yield CounterMetricFamily("mosaic_disk_bytes", "Bytes of experts read from the disk.", now.disk_bytes)
+        hits = now.device_expert_hits
+        yield CounterMetricFamily("mosaic_device_expert_hits", "Experts found on the device.", hits)
+        yield CounterMetricFamily("mosaic_device_bytes", "Bytes of experts copied to the device.", now.device_bytes)

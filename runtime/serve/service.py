@@ -94,4 +94,6 @@ class Service:
             expert_hits=traffic.hits,
             expert_misses=traffic.misses,
             disk_bytes=traffic.disk_bytes,
+            device_expert_hits=traffic.device_hits,
+            device_bytes=traffic.device_bytes,
         )

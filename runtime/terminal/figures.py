@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 LEGIBLE = 100  # from here on tenths say nothing
 
-Figures = Mapping[str, float | int | str | None]  # Stats.as_dict()
+Figures = Mapping[str, Any]  # Stats.as_dict()
 
 
 class Form(StrEnum):
@@ -51,7 +52,10 @@ def figure_lines(figures: Figures) -> list[str]:
 
 def tier_text(figures: Figures) -> str:
     """Where experts were found."""
-    text = f"{figures['expert_hit_rate']:.1%} in memory"
+    text, there = f"{figures['expert_hit_rate']:.1%} in memory", figures["device_expert_hits"]
+    if there or figures["device_bytes"]:
+        share = there / max(there + figures["expert_hits"] + figures["expert_misses"], 1)
+        text = f"{share:.1%} on the device, {figures['device_bytes']:,} bytes copied there; of the others {text}"
     if figures["disk_bytes"]:
         ceiling = _of(figures["disk_ceiling_gb_s"])
         text += (f", {figures['disk_bytes']:,} bytes from the disk at {figures['disk_gb_s']} GB/s{ceiling}, "

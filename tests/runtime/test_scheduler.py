@@ -167,6 +167,8 @@ def test_figures_of_nothing_are_zero():
         "expert_hits": 0,
         "expert_misses": 0,
         "expert_hit_rate": 1.0,
+        "device_expert_hits": 0,
+        "device_bytes": 0,
         "disk_bytes": 0,
         "disk_gb_s": 0.0,
         "stall_seconds": 0.0,
@@ -315,32 +317,31 @@ def calls_of(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> list[int]
 
 
 def test_a_prompt_in_pieces_gives_the_same_tokens(tiny, monkeypatch, fresh):
-    monkeypatch.setattr(scheduler_module, "PREFILL_CHUNK", 16)
     scheduler = new_scheduler(tiny)
+    scheduler.piece = 16
     sizes = calls_of(scheduler, monkeypatch)
     found, _ = answer(scheduler, IDS[:145], 12)
     assert sizes[:10] == [16] * 8 + [15, 2]
     assert found == fresh(IDS[:145], 12)
 
 
-def test_pieces_change_no_bit(tiny, monkeypatch):
+def test_pieces_change_no_bit(tiny):
     """A token's log-probability tells every bit of the state before it."""
 
-    def logprobs() -> list[float | None]:
-        request = Request(IDS[:150], GREEDY, max_tokens=3, logprobs=0)
-        return [chosen.logprob for chosen in new_scheduler(tiny).run(request)]
+    def logprobs(piece: int) -> list[float | None]:
+        scheduler = new_scheduler(tiny)
+        scheduler.piece = piece
+        return [chosen.logprob for chosen in scheduler.run(Request(IDS[:150], GREEDY, max_tokens=3, logprobs=0))]
 
-    whole = logprobs()
-    monkeypatch.setattr(scheduler_module, "PREFILL_CHUNK", 16)
-    assert logprobs() == whole
+    assert logprobs(16) == logprobs(1024)
 
 
 # --- log-probabilities of the prompt ----------------------------------------------------------------------------------
 
 
-def test_scores_of_a_prompt(scheduler, monkeypatch):
+def test_scores_of_a_prompt(scheduler):
     """Against one pass over it in float64."""
-    monkeypatch.setattr(scheduler_module, "PREFILL_CHUNK", 16)
+    scheduler.piece = 16
     generation = scheduler.submit(Request(IDS[:50], GREEDY, max_tokens=0, logprobs=2, score_prompt=True))
     assert list(scheduler.tokens(generation)) == []
     model = scheduler.model

@@ -6,13 +6,16 @@ from mosaic.format import e4m3
 from mosaic.format.spec import GatedDeltaSpec
 from mosaic.runtime.kv import PAGE_TOKENS
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights
-from mosaic.runtime.ops.cuda.attention import Pages, attend
+from mosaic.runtime.ops.cuda.attention import attend
 from mosaic.runtime.ops.cuda.delta import gated_delta_step
+from mosaic.runtime.ops.cuda.delta_chunk import gated_delta_chunk
 from mosaic.runtime.ops.cuda.experts import add_outputs, apply_experts
+from mosaic.runtime.ops.cuda.gates import sigmoid_gate, swiglu_between
 from mosaic.runtime.ops.cuda.grouped import apply_experts_grouped
-from mosaic.runtime.ops.cuda.matmul import matmul
+from mosaic.runtime.ops.cuda.matmul import matmul, matmul_plain
 from mosaic.runtime.ops.cuda.matvec import matvec
 from mosaic.runtime.ops.cuda.norms import add_rms_norm, rms_norm
+from mosaic.runtime.ops.cuda.pages import Pages, store
 from mosaic.runtime.ops.cuda.rotary import angles, rotate
 from mosaic.runtime.ops.cuda.router import route
 from mosaic.runtime.ops.cuda.slots import ExpertSlots
@@ -45,6 +48,7 @@ def matrices(scales: torch.dtype) -> None:
         matvec(torch.empty(count, HIDDEN), weight)
     matvec(torch.empty(1, HIDDEN), torch.empty(EXPERTS, HIDDEN, dtype=scales))
     matmul(torch.empty(PROMPT, HIDDEN), weight)
+    matmul_plain(torch.empty(PROMPT, HIDDEN), torch.empty(EXPERTS, HIDDEN, dtype=scales))
 
 
 def experts(scales: torch.dtype) -> None:
@@ -64,23 +68,29 @@ def around() -> None:
     add_rms_norm(x, x, gain, 1e-6, 1.0)
     route(torch.empty(1, EXPERTS), TOP_K, True, torch.empty(1, 1))
     route(torch.empty(1, EXPERTS), TOP_K, False, None)
+    sigmoid_gate(x, x)
+    sigmoid_gate(x, torch.empty(1, 1))
+    swiglu_between(x, x)
     rotate(torch.empty(1, HEADS, HEAD_DIM), angles(torch.arange(1), ROTARY_DIM, 1e7))
 
 
 def attention() -> None:
-    query, table, length = torch.empty(HEADS, HEAD_DIM), torch.zeros(2, dtype=torch.int32), torch.tensor([1]).int()
-    shape = (2, 2, PAGE_TOKENS, KV_HEADS)
+    table, length, shape = torch.zeros(2, dtype=torch.int32), torch.tensor([1]).int(), (2, 2, PAGE_TOKENS, KV_HEADS)
     for kind in (F32, BF16, torch.uint8):
         scales = torch.empty(*shape, 1) if kind is torch.uint8 else None
         pages = Pages(torch.empty(*shape, HEAD_DIM, dtype=kind), scales, table, length)
-        attend(query, pages, query)
-    attend(query, pages, None)
+        for tokens in (1, PROMPT):
+            query, key = (torch.empty(tokens, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS))
+            store(key, key, pages)
+            attend(query, pages, query)
+            attend(query, pages, None)
 
 
 def delta() -> None:
     heads, width = DELTA.num_value_heads, DELTA.num_value_heads * DELTA.value_head_dim
     channels = DELTA.conv_dim
-    inputs = DeltaInputs(torch.empty(1, channels), torch.empty(1, width), torch.empty(1, heads), torch.empty(1, heads))
     small = [torch.empty(size, dtype=BF16) for size in (heads, heads, DELTA.value_head_dim)]
-    conv = torch.empty(channels, DELTA.conv_kernel, dtype=BF16)
-    gated_delta_step(inputs, DeltaWeights(conv, *small, 1e-6), DeltaState(DELTA))
+    weights = DeltaWeights(torch.empty(channels, DELTA.conv_kernel, dtype=BF16), *small, 1e-6)
+    for tokens, apply in ((1, gated_delta_step), (PROMPT + 1, gated_delta_chunk)):
+        inputs = DeltaInputs(*(torch.empty(tokens, size) for size in (channels, width, heads, heads)))
+        apply(inputs, weights, DeltaState(DELTA))

@@ -7,6 +7,7 @@ import torch
 
 from mosaic.runtime.kv import KVCache, KVFormat, KVPool, pages_of
 from mosaic.runtime.state import SequenceState, new_layer_state
+from support.states import append
 
 WIDTH = 512  # of a key: few pages in a slab, since making them takes time
 
@@ -44,7 +45,7 @@ class Rememberer:
         for layer in state.layers:
             if isinstance(layer, KVCache):
                 row = torch.full((1, 1, WIDTH), float(token))
-                layer.append(row, row)
+                append(layer, row, row)
                 stored = [value for page in layer.pages for value in page.values[0, :, 0, 0].tolist()]
                 held.append(stored[: layer.length])
             else:

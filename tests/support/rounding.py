@@ -76,6 +76,25 @@ class Rounded:
         sizes = (np.abs(self.value) + self.error) @ weights.T
         return self._rounded(self.value @ matrix.T, self.error @ weights.T + terms * UNIT * sizes)
 
+    def __matmul__(self, other):
+        """Of the last two axes, as usual; terms may be added up in any order."""
+        other = exact(other)
+        sizes = np.abs(self.value), np.abs(other.value)
+        error = sizes[0] @ other.error + self.error @ sizes[1] + self.error @ other.error
+        terms = self.value.shape[-1] * UNIT * ((sizes[0] + self.error) @ (sizes[1] + other.error))
+        return self._rounded(self.value @ other.value, error + terms)
+
+    def shaped(self, *shape):
+        return Rounded(self.value.reshape(shape), self.error.reshape(shape))
+
+    def swapped(self):
+        """The first two axes exchanged."""
+        return Rounded(self.value.swapaxes(0, 1), self.error.swapaxes(0, 1))
+
+    @staticmethod
+    def stack(parts):
+        return Rounded(np.stack([part.value for part in parts]), np.stack([part.error for part in parts]))
+
     def holds(self, found):
         """Assert that float32 results are within the bound, and that they are float32."""
         found = found.cpu()

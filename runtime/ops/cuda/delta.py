@@ -10,37 +10,13 @@ from torch import Tensor
 
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights
 from mosaic.runtime.ops.cuda.decode import silu
+from mosaic.runtime.ops.cuda.delta_conv import conv_step
 from mosaic.runtime.ops.cuda.norms import inverse_rms
 from mosaic.runtime.ops.reference_delta import L2_EPS
 from mosaic.runtime.state import DeltaState
 
-CHANNELS = 256  # of a program
 UNIT_EPS = tl.constexpr(L2_EPS)
 TERMS = tl.constexpr(8)  # of the series in `softplus`: with 3^-2 between them, the rest is below 2^-28 of the sum
-
-
-@triton.jit
-def _conv(
-    x: tl.tensor,
-    history: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    channels: int,
-    taps: tl.constexpr,
-    tile: tl.constexpr,
-) -> None:
-    channel = tl.program_id(0) * tile + tl.arange(0, tile)
-    inside = channel < channels
-    total = tl.zeros((tile,), tl.float32)
-    for tap in tl.static_range(taps):
-        if tap < taps - 1:
-            value = tl.load(history + tap * channels + channel, mask=inside, other=0.0)
-        else:
-            value = tl.load(x + channel, mask=inside, other=0.0)
-        if tap > 0:
-            tl.store(history + (tap - 1) * channels + channel, value, mask=inside)
-        total += value * tl.load(weight + channel * taps + tap, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + channel, silu(total), mask=inside)
 
 
 @triton.jit
@@ -55,8 +31,22 @@ def softplus(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _unit(x: tl.tensor) -> tl.tensor:
-    return x * tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, axis=0) + UNIT_EPS))
+def log_decay(a: tl.tensor, a_log: tl.tensor, dt_bias: tl.tensor) -> tl.tensor:
+    """Of a head, whose `a_log` and `dt_bias` are pointed to; not positive."""
+    return -tl.exp(tl.load(a_log).to(tl.float32)) * softplus(a + tl.load(dt_bias).to(tl.float32))
+
+
+@triton.jit
+def inverse_length(squares: tl.tensor) -> tl.tensor:
+    """What a query or key, whose squares have this sum, is multiplied with."""
+    return tl.div_rn(1.0, tl.sqrt_rn(squares + UNIT_EPS))
+
+
+@triton.jit
+def gated_norm(x: tl.tensor, z: tl.tensor, norm: tl.tensor, count: int, eps: float) -> tl.tensor:
+    """X / rms(x) * norm * silu(z), with pointers to z and norm."""
+    factor = tl.load(norm).to(tl.float32) * silu(tl.load(z))
+    return x * inverse_rms(x, count, eps) * factor
 
 
 @triton.jit
@@ -79,38 +69,31 @@ def _step(
 ) -> None:
     head = tl.program_id(0)
     source, place, column = head // ratio * key_dim, tl.arange(0, key_dim), tl.arange(0, value_dim)
-    query = _unit(tl.load(mixed + source + place)) * scale
-    key = _unit(tl.load(mixed + key_heads * key_dim + source + place))
+    query = tl.load(mixed + source + place)
+    query *= inverse_length(tl.sum(query * query, axis=0)) * scale
+    key = tl.load(mixed + key_heads * key_dim + source + place)
+    key *= inverse_length(tl.sum(key * key, axis=0))
     value = tl.load(mixed + 2 * key_heads * key_dim + head * value_dim + column)
-    rate = softplus(tl.load(a + head) + tl.load(dt_bias + head).to(tl.float32))
-    decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * rate)
+    decay = tl.exp(log_decay(tl.load(a + head), a_log + head, dt_bias + head))
     cells = state + head * key_dim * value_dim + place[:, None] * value_dim + column[None, :]
     held = tl.load(cells) * decay
     written = tl.sigmoid(tl.load(b + head)) * (value - tl.sum(held * key[:, None], axis=0))
     held += key[:, None] * written[None, :]
     tl.store(cells, held)
     read = tl.sum(held * query[:, None], axis=0)
-    gate = silu(tl.load(z + head * value_dim + column))
-    factor = tl.load(norm + column).to(tl.float32) * gate
-    tl.store(out + head * value_dim + column, read * inverse_rms(read, value_dim, eps) * factor)
+    place = head * value_dim + column
+    tl.store(out + place, gated_norm(read, z + place, norm + column, value_dim, eps))
 
 
 def gated_delta_step(inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState) -> Tensor:
-    """See `mosaic.runtime.ops.Ops.gated_delta`, of one token: [1, value heads * d_v]; d_k and d_v are powers of two."""
+    """See `mosaic.runtime.ops.Ops.gated_delta`, of one token: [1, value heads * d_v]; d_k and d_v are powers of two.
+
+    Advances `state.conv` and `state.recurrent` in place, but not `state.position`, which is the host's.
+    """
+    key_heads = key_heads_of(inputs, weights, state)
     heads, key_dim, value_dim = state.recurrent.shape
-    channels, taps = weights.conv.shape
-    key_heads = (channels - heads * value_dim) // (2 * key_dim)
-    assert inputs.qkv.shape == (1, channels), (inputs.qkv.shape, channels)
-    assert inputs.z.shape == (1, heads * value_dim), inputs.z.shape
-    assert inputs.b.shape == inputs.a.shape == (1, heads), (inputs.b.shape, inputs.a.shape)
-    assert state.conv.shape == (taps - 1, channels), (state.conv.shape, weights.conv.shape)
-    assert heads % key_heads == 0, (heads, key_heads)
-    assert all(part.is_contiguous() for part in (state.conv, state.recurrent, weights.conv))
-    device = inputs.qkv.device
-    mixed, out = torch.empty(channels, device=device), torch.empty(1, heads * value_dim, device=device)
-    _conv[triton.cdiv(channels, CHANNELS),](
-        inputs.qkv.contiguous(), state.conv, weights.conv, mixed, channels, taps=taps, tile=CHANNELS, num_warps=4
-    )
+    mixed = conv_step(inputs.qkv, state.conv, weights.conv)
+    out = torch.empty(1, heads * value_dim, device=mixed.device)
     _step[heads,](
         mixed,
         inputs.z.contiguous(),
@@ -129,5 +112,18 @@ def gated_delta_step(inputs: DeltaInputs, weights: DeltaWeights, state: DeltaSta
         value_dim=value_dim,
         num_warps=8,
     )
-    state.position += 1
     return out
+
+
+def key_heads_of(inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState) -> int:
+    """How many there are. What belongs together has the sizes that the kernels rely on."""
+    (tokens, channels), (heads, key_dim, value_dim) = inputs.qkv.shape, state.recurrent.shape
+    key_heads = (channels - heads * value_dim) // (2 * key_dim)
+    assert channels == 2 * key_heads * key_dim + heads * value_dim, (inputs.qkv.shape, state.recurrent.shape)
+    assert heads % key_heads == 0, (heads, key_heads)
+    assert inputs.z.shape == (tokens, heads * value_dim), (inputs.z.shape, inputs.qkv.shape)
+    assert inputs.b.shape == inputs.a.shape == (tokens, heads), (inputs.b.shape, inputs.a.shape)
+    assert weights.a_log.shape == weights.dt_bias.shape == (heads,), (weights.a_log.shape, weights.dt_bias.shape)
+    assert weights.norm.shape == (value_dim,), weights.norm.shape
+    assert state.recurrent.is_contiguous()
+    return key_heads

@@ -1,11 +1,14 @@
-"""Block-E4M3 matrix times many vectors on tensor cores: what prompts need. The grouped form is in `grouped`."""
+"""Matrix times many vectors: what prompts need. Block-E4M3 on tensor cores; its grouped form is in `grouped`.
+
+Plain weights, of which a model has few, are multiplied in float32: routing is to depend on no rounding but that.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mosaic.runtime.ops.cuda.decode import BLOCK, halves, multiplier
+from mosaic.runtime.ops.cuda.decode import BLOCK, halves, multiplier, weights_at
 from mosaic.runtime.ops.cuda.matvec import parts
 from mosaic.runtime.ops.cuda.split import PART, split
 from mosaic.runtime.weights import E4M3Matrix
@@ -13,6 +16,7 @@ from mosaic.runtime.weights import E4M3Matrix
 ROWS = 64  # rows of x of a program
 COLUMNS = 64  # rows of the matrix of a program; divides BLOCK
 STEP = tl.constexpr(64)  # columns of the matrix at a time; divides BLOCK
+PLAIN_ROWS, PLAIN_COLUMNS, PLAIN_STEP = 32, 32, 16  # the same of plain weights
 
 
 @triton.jit
@@ -94,4 +98,43 @@ def matmul(x: Tensor, weight: E4M3Matrix) -> Tensor:
         num_warps=4,
         num_stages=2,
     )
+    return out
+
+
+@triton.jit
+def _matmul_plain(
+    x: tl.tensor,
+    matrix: tl.tensor,
+    out: tl.tensor,
+    count: int,
+    rows: int,
+    columns: int,
+    height: tl.constexpr,
+    tile: tl.constexpr,
+    step: tl.constexpr,
+) -> None:
+    source = tl.program_id(0).to(tl.int64) * height + tl.arange(0, height)[:, None]
+    row = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)[None, :]
+    wanted, held = source < count, row < rows
+    total = tl.zeros((height, tile), tl.float32)
+    for start in range(0, columns, step):
+        column = start + tl.arange(0, step)
+        inside = column < columns
+        values = tl.load(x + source * columns + column[None, :], mask=wanted & inside[None, :], other=0.0)
+        weights = weights_at(matrix + row * columns + column[:, None], held & inside[:, None])
+        total = tl.dot(values, weights, total, input_precision="ieee")
+    tl.store(out + source * rows + row, total, mask=wanted & held)
+
+
+def matmul_plain(x: Tensor, weight: Tensor) -> Tensor:
+    """X [T, K] float32 times weight [N, K] (bfloat16, float16 or float32) transposed: [T, N] float32."""
+    (count, columns), (rows, depth) = x.shape, weight.shape
+    assert depth == columns, (x.shape, weight.shape)
+    assert x.dtype == torch.float32, x.dtype
+    assert weight.is_contiguous()
+    out = torch.empty(count, rows, device=x.device)
+    sizes = {"count": count, "rows": rows, "columns": columns}
+    tiles = {"height": PLAIN_ROWS, "tile": PLAIN_COLUMNS, "step": PLAIN_STEP}
+    grid = triton.cdiv(count, PLAIN_ROWS), triton.cdiv(rows, PLAIN_COLUMNS)
+    _matmul_plain[grid](x.contiguous(), weight, out, **sizes, **tiles, num_warps=4, num_stages=2)
     return out

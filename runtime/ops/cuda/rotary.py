@@ -1,6 +1,7 @@
-"""Rotary embedding. The angles of a token are the same in every layer, so they are worked out once."""
+"""Rotary embedding. Angles are worked out apart from it: a query and its key have the same."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -18,9 +19,14 @@ class Angles:
 
 def angles(positions: Tensor, rotary_dim: int, theta: float) -> Angles:
     """Of positions [T]. In float64: of position 100,000 float32 would be off by some thousandths."""
-    powers = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=positions.device) / -rotary_dim
-    turned = positions.double()[:, None] * torch.pow(theta, powers)
+    turned = positions.double()[:, None] * _frequencies(rotary_dim, theta, positions.device)
     return Angles(turned.cos().float(), turned.sin().float())
+
+
+@cache
+def _frequencies(rotary_dim: int, theta: float, device: torch.device) -> Tensor:
+    powers = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / -rotary_dim
+    return torch.pow(theta, powers)
 
 
 @triton.jit

@@ -1,9 +1,10 @@
-"""Norms, router, rotary embedding."""
+"""Norms, router, rotary embedding, gates."""
 
 import numpy as np
 import pytest
 import torch
 
+from mosaic.runtime.ops.cuda.gates import sigmoid_gate, swiglu_between
 from mosaic.runtime.ops.cuda.norms import add_rms_norm, rms_norm
 from mosaic.runtime.ops.cuda.rotary import angles, rotate
 from mosaic.runtime.ops.cuda.router import route
@@ -87,3 +88,28 @@ def test_rotate(heads, dim, rotary_dim, device):
     (second * cosine + first * sine).holds(found[..., half:rotary_dim])
     assert torch.equal(found.cpu()[..., rotary_dim:], x[..., rotary_dim:])
     assert np.allclose(found.cpu().numpy(), OPS.rotate(x, positions, rotary_dim, 1e7).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "gates"), [((1, 1), 1), ((3, 700), 700), ((2, 5, 40), 40), ((3, 700), 1)])
+def test_sigmoid_gate(shape, gates, device):
+    x, gate = normal(*shape, size=3.0), normal(*shape[:-1], gates, seed=1, size=30.0)
+    expected = Rounded(x.double().numpy()) * Rounded(gate.double().numpy()).sigmoid()
+    expected.agrees(OPS.sigmoid_gate(x, gate))
+    expected.holds(sigmoid_gate(x.to(device), gate.to(device)))
+
+
+def test_gates_with_gaps_between_their_rows(device):
+    """As torch.chunk gives them, of a projection to queries and gates, or to gates and ups."""
+    both = normal(3, 4, 80, size=3.0)
+    first, second = both.chunk(2, dim=-1)
+    exact = [Rounded(part.double().numpy()) for part in (first, second)]
+    parts = both.to(device).chunk(2, dim=-1)
+    (exact[0] * exact[1].sigmoid()).holds(sigmoid_gate(*parts))
+    (exact[0].silu() * exact[1]).holds(swiglu_between(*parts))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 700), (2, 5, 40)])
+def test_swiglu_between(shape, device):
+    gate, up = normal(*shape, size=10.0), normal(*shape, seed=1)
+    expected = Rounded(gate.double().numpy()).silu() * Rounded(up.double().numpy())
+    expected.holds(swiglu_between(gate.to(device), up.to(device)))

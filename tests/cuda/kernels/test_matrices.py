@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mosaic.format import e4m3
-from mosaic.runtime.ops.cuda.matmul import matmul
+from mosaic.runtime.ops.cuda.matmul import matmul, matmul_plain
 from mosaic.runtime.ops.cuda.matvec import matvec
 from mosaic.runtime.ops.cuda.split import split
 from mosaic.runtime.ops.reference import ReferenceOps
@@ -44,6 +44,15 @@ def test_matvec_of_plain_weights(count, dtype, device):
     vectors(x).dot(values(weight)).holds(matvec(x.to(device), weight.to(device)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (70, 300), (64, 64)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 65])
+def test_matmul_of_plain_weights(tokens, shape, dtype, device):
+    """In float32, as `test_matvec_of_plain_weights`."""
+    weight, x = normal(*shape).to(dtype), normal(tokens, shape[1], seed=1)
+    vectors(x).dot(values(weight)).holds(matmul_plain(x.to(device), weight.to(device)))
+
+
 def test_a_vector_has_the_same_bits_in_any_company(device):
     """At equal numbers of accumulators; how many vectors a program is made for may change the order of a sum."""
     weight, x = matrix((50, 300), torch.bfloat16), normal(8, 300)
@@ -64,11 +73,13 @@ def test_matmul(tokens, shape, dtype, device):
     expected.holds(matmul(x.to(device), on(device, weight)))
 
 
-def test_a_token_has_the_same_bits_in_any_company(device):
-    weight, x = on(device, matrix((70, 200), torch.bfloat16)), normal(150, 200).to(device)
-    whole = matmul(x, weight)
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_token_has_the_same_bits_in_any_company(plain, device):
+    x, weight = normal(150, 200).to(device), normal(70, 200) if plain else matrix((70, 200), torch.bfloat16)
+    product, weight = matmul_plain if plain else matmul, on(device, weight)
+    whole = product(x, weight)
     for first, last in ((0, 1), (3, 70), (149, 150), (64, 128)):
-        assert torch.equal(matmul(x[first:last], weight), whole[first:last])
+        assert torch.equal(product(x[first:last], weight), whole[first:last])
 
 
 @pytest.mark.parametrize("product", [matvec, matmul])

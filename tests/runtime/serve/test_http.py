@@ -131,7 +131,7 @@ def test_metrics(http, engine, ask):
     for name in (
         "prompt_tokens_total", "reused_prompt_tokens_total", "generated_tokens_total",
         "time_to_first_token_seconds_count", "time_per_token_seconds_count", "active_requests", "waiting_requests",
-        "cached_states", "expert_hits_total", "disk_bytes_total",
+        "cached_states", "expert_hits_total", "disk_bytes_total", "device_expert_hits_total", "device_bytes_total",
     ):  # fmt: skip
         assert f"\nmosaic_{name} " in text, name
     assert "\nmosaic_disk_bytes_total 4096.0\n" in text
