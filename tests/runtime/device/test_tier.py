@@ -1,6 +1,8 @@
-"""The tier alone: any routing, any mixture of calls, copies that land at any time; the sums of a plain computation."""
+"""The tier alone: any routing, any mixture of calls, copies that land at any time, and Ctrl-C; or the plain sums."""
 
 import random
+import weakref
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from mosaic.runtime.experts import hot, placement, promotion, slots, streaming, tier, tracker, uploads
 from mosaic.runtime.experts.hot import Costs
 from mosaic.runtime.experts.store import LayerExperts, Loan, PresentExperts
 from mosaic.runtime.experts.tier import Tier, TierMemory
@@ -17,10 +20,12 @@ from mosaic.runtime.ops.cuda.slots import expert_slots
 from mosaic.runtime.weights import E4M3Matrix, Expert
 from support.experts import Arriving
 from support.gpu_weights import matrix, normal
+from support.interrupts import InterruptAt
 from support.slow_device import SlowDevice
 
 LAYERS, EXPERTS, TOP_K = (0, 1, 3), 12, 3
 HIDDEN, INNER = 40, 24
+TRACED = {module.__file__ for module in (hot, placement, promotion, slots, streaming, tier, tracker, uploads)}
 GONE = 0xFF  # NaN as a code, NaN as a BF16 of two
 STREAMED = 6  # tokens
 PLAIN = 1  # the layer whose experts are not E4M3
@@ -59,13 +64,13 @@ class Store(PresentExperts):
 
     def __init__(self, draw):
         super().__init__()
-        self.draw, self.lent = draw, list[Loan]()
+        self.draw, self.lent = draw, list[tuple[weakref.ref[Loan], np.ndarray]]()
         self.experts = {key: new_expert(*key) for key in PLACES}
 
     def observe(self, layer, chosen):
-        for loan in self.lent:
-            if loan.given_back:
-                loan.span.fill(GONE)
+        for loan, span in self.lent:
+            if not on_loan(loan):
+                span.fill(GONE)
 
     def arriving(self, layer, experts, tokens):
         source = Arriving({number: self.experts[layer, number] for number in experts}, self.draw.randint(1, 9))
@@ -85,8 +90,12 @@ class Store(PresentExperts):
         loan = Loan(joined(part.codes for part in parts), joined(part.scales for part in parts), sound)
         if not sound:
             loan.span.fill(GONE)
-        self.lent.append(loan)
+        self.lent.append((weakref.ref(loan), loan.span))
         return loan
+
+
+def on_loan(known):
+    return (loan := known()) is not None and not loan.given_back
 
 
 def copied(expert):
@@ -107,6 +116,7 @@ def choices(draw, popular, shared):
     return chosen
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a finalizer
 @pytest.mark.parametrize("seed", range(8))
 def test_any_routing(seed):
     draw, uniform = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -118,9 +128,9 @@ def test_any_routing(seed):
 
     held = memory("expert slots", draw.choice([6, 7, 11, 20]))
     buffer = memory("streaming buffer", draw.choice([2, 4, 10])) if seed % 4 else None
-    tier = Tier(device, host, PLACES, TierMemory(held, buffer), Costs(1, 1, draw.randint(1, 3)), STREAMED)
+    mixings = Tier(device, host, PLACES, TierMemory(held, buffer), Costs(1, 1, draw.randint(1, 3)), STREAMED)
     shared = {layer: new_expert(9, layer) for layer in LAYERS} if seed % 2 else {}
-    popular, stopped = range(EXPERTS), 0
+    popular, stopped, struck = range(EXPERTS), 0, 0
     for step in range(180):
         popular = popular if step % 9 else draw.sample(range(EXPERTS), draw.randint(TOP_K, 6))
         for layer in LAYERS:
@@ -130,16 +140,20 @@ def test_any_routing(seed):
             experts = {number: store.experts[layer, number] for number in range(EXPERTS)}
             wanted = host.experts(x, routing, Arriving(experts | {EXPERTS: shared.get(layer)}))
             also = host.swiglu(x, *vars(shared[layer]).values()) if shared else None
-            mixing = tier.from_host if draw.random() < 0.3 else tier.from_device
+            mixing = mixings.from_host if draw.random() < 0.3 else mixings.from_device
+            ctrl_c = InterruptAt(draw.randint(1, 2500), TRACED, opcodes=True) if draw.random() < 0.3 else nullcontext()
             try:
-                found = mixing(x, routing, also, LayerExperts(store, layer, EXPERTS, shared.get(layer)))
+                with ctrl_c:
+                    found = mixing(x, routing, also, LayerExperts(store, layer, EXPERTS, shared.get(layer)))
             except StoppedError:
                 stopped += 1
+            except KeyboardInterrupt:
+                struck += 1
             else:
                 assert torch.equal(found, wanted)
-    traffic = tier.traffic(store.traffic)
+    traffic = mixings.traffic(store.traffic)
     assert device.wrong == []
-    assert min(traffic.device_hits, traffic.device_bytes, device.held_up, stopped) > 0
+    assert min(traffic.device_hits, traffic.device_bytes, device.held_up, stopped, struck - 30) > 0
     assert device.overwritten("expert slots") > 0
     assert (device.copies("streaming buffer") > 0) == (buffer is not None)
-    assert sum(not loan.given_back for loan in store.lent) <= TOP_K
+    assert sum(on_loan(loan) for loan, _ in store.lent) <= TOP_K
