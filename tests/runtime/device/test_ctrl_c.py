@@ -26,7 +26,7 @@ from mosaic.runtime.experts import (
 )
 from mosaic.runtime.layers import feed_forward
 from support.interrupts import InterruptAt
-from support.slow_device import SlowDevice
+from support.late_device import LateDevice
 from support.tiered import answer, answers, load
 
 IDS = np.random.default_rng(9).integers(0, 256, 200).tolist()
@@ -57,7 +57,7 @@ def wanted(folders):
 def test_ctrl_c_at_any_instruction(monkeypatch, folders, wanted, placed, modules, rounds):
     """Nothing is read from a slot that another's copy, begun before, still goes to; no thread is left or lost."""
     monkeypatch.setattr(vram_items, "STREAM_SLOTS", 3)
-    draw, device, others = random.Random(rounds), SlowDevice(rounds), set(threads())
+    draw, device, others = random.Random(rounds), LateDevice(rounds), set(threads())
     engine = load(folders("small"), device, slots=8, **placed)
     files = {module.__file__ for module in modules}
     with InterruptAt(FAR, files, opcodes=True) as counting:

@@ -112,9 +112,5 @@ def test_what_is_streamed(folders):
     engine = load(folders("3.6"), device, layers=4, slots=LEAST)
     answer(engine, IDS[: EAGER.stream_tokens - 1], 3)
     assert device.copies("streaming buffer") == 0
-    before = engine.scheduler.traffic.device_bytes
     assert engine.score(IDS[:100], IDS[100:150]) == plain.score(IDS[:100], IDS[100:150])
     assert device.copies("streaming buffer") == 2 * (ALL - LEAST)  # the others are there
-    assert engine.scheduler.traffic.device_bytes - before == (ALL - LEAST) * (
-        device.memory.used["expert slots"] // LEAST
-    )

@@ -21,7 +21,7 @@ from mosaic.runtime.weights import E4M3Matrix, Expert
 from support.experts import Arriving
 from support.gpu_weights import matrix, normal
 from support.interrupts import InterruptAt
-from support.slow_device import SlowDevice
+from support.late_device import LateDevice
 
 LAYERS, EXPERTS, TOP_K = (0, 1, 3), 12, 3
 HIDDEN, INNER = 40, 24
@@ -120,7 +120,7 @@ def choices(draw, popular, shared):
 @pytest.mark.parametrize("seed", range(8))
 def test_any_routing(seed):
     draw, uniform = random.Random(seed), torch.Generator().manual_seed(seed)
-    device, host, store = SlowDevice(seed, pace=draw.randint(1, 3)), CpuOps(), Store(draw)
+    device, host, store = LateDevice(seed, pace=draw.randint(1, 3)), CpuOps(), Store(draw)
 
     def memory(item, count):
         empty = partial(device.memory.empty, item)
