@@ -28,14 +28,16 @@ ITEMS = {
 def drawn(folder, draw):
     """A load of a model with anything wished of it, on a device of any size on which that fits."""
     while True:
-        device = HostDevice(room=vram_items.CUDA + draw.randrange(40 << 20))
+        device = HostDevice(room=vram_items.CUDA + draw.randrange(draw.choice((20, 20, 200)) << 20))
         loading = Loading(
             folder,
             draw.choice(list(KVFormat)),
             context=draw.choice((1, 64, 65, 128, 400, 1000)),
             parallel=draw.randint(1, 4),
             chosen=DeviceChoice(device, needed=True),
-            vram=VramWishes(draw.choice((None, None, 0, 1 << 20, 3 << 20)), draw.choice((None, None, 0, 1, 2, 3, 4))),
+            vram=VramWishes(
+                draw.choice((None, None, 0, 1 << 20, 3 << 20)), draw.choice((None, None, 0, 1, 2, 3, 4, 4))
+            ),
         )
         try:
             return device, loading, loading.plans[1]
@@ -47,7 +49,7 @@ def drawn(folder, draw):
 def test_what_is_taken_is_what_was_planned(folders, model):
     draw = random.Random(model)
     seen = set[str]()
-    for _ in range(8):
+    for _ in range(12):
         device, loading, plan = drawn(folders(model), draw)
         loaded = loading.load(CpuOps(), LoadOptions(tuning=EAGER))
         engine = Engine(folders(model), Tokenizer(folders(model)), loading, loaded)

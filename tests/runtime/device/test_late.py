@@ -9,7 +9,7 @@ import pytest
 from mosaic.format.errors import InputError
 from mosaic.runtime import vram_items
 from mosaic.runtime.device.host import Over
-from support.slow_device import SlowDevice
+from support.late_device import LateDevice
 from support.tiered import answer, answers, load
 
 IDS = np.random.default_rng(8).integers(0, 256, 400).tolist()
@@ -38,7 +38,7 @@ def expected(folders):
 @pytest.mark.parametrize("placed", PLACED.values(), ids=PLACED)
 def test_the_same_bits_at_any_time(monkeypatch, folders, expected, placed, seed):
     monkeypatch.setattr(vram_items, "STREAM_SLOTS", 3)
-    device = SlowDevice(seed, pace=1 + seed)
+    device = LateDevice(seed, pace=1 + seed)
     engine = load(folders("3.6"), device, **placed)
     assert conversation(engine) == expected()
     assert device.wrong == []
@@ -49,14 +49,14 @@ def test_the_same_bits_at_any_time(monkeypatch, folders, expected, placed, seed)
     assert (device.copies("streaming buffer") > 0) == ("layers" in placed)
 
 
-class Hasty(SlowDevice):
+class Hasty(LateDevice):
     """Begins a copy at once."""
 
     def upload(self, source, target, after):
         return super().upload(source, target, Over())
 
 
-class Deaf(SlowDevice):
+class Deaf(LateDevice):
     """Begins a kernel at once."""
 
     def follow(self, fence):
