@@ -97,9 +97,12 @@ _NAMES = {field.name for field in fields(Tuned)}
 
 
 def _sound(name: str, value: object) -> bool:
+    """Whether a setting can have this value."""
     if type(value) is not int:
         return value is None
-    return value in PIECES if name == "piece" else value >= (name != "vram") and (name != "threads" or value <= cores())
+    if name == "piece":
+        return value in PIECES
+    return (0 if name == "vram" else 1) <= value <= (cores() if name == "threads" else value)
 
 
 def _key(catalog: Catalog, device: str | None) -> str:
