@@ -67,7 +67,7 @@ class Store(PresentExperts):
         self.draw, self.lent = draw, list[tuple[weakref.ref[Loan], np.ndarray]]()
         self.experts = {key: new_expert(*key) for key in PLACES}
 
-    def observe(self, layer, chosen):
+    def observe(self, layer, chosen, elsewhere):
         for loan, span in self.lent:
             if not on_loan(loan):
                 span.fill(GONE)
