@@ -54,7 +54,7 @@ def command(
         list[int] | None, typer.Option(min=1, metavar="TOKENS", help=f"Tokens made, {GENERATE}; may be repeated.")
     ] = None,
     repetitions: Annotated[int, typer.Option(min=1, help="How often every size is measured.")] = 3,
-    threads: options.Threads = None,
+    threads: options.TunedThreads = None,
     ops: options.OpsChoice = "cpu",
     activations: options.ActivationsChoice = "f32",
     ram: options.Ram = None,

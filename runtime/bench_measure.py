@@ -45,7 +45,7 @@ def print_measurement(
     needed = max(*prompts, SHORT_PROMPT + max(generate))  # run_tests tells what is too much for the model
     catalog = read_catalog(folder)
     context = min(needed, catalog.spec.max_position_embeddings)
-    tuned = settle_threads(chosen, threads, known_tuning(catalog, beside.device))
+    tuned = settle_threads(chosen, threads, known_tuning(catalog, beside.name))
     count = threads or tuned.threads or machine.cores()
     loading = Loading(folder, kv_format, context=context, ram=ram, chosen=beside, vram=vram, tuned=tuned)
     loaded = loading.load(chosen, LoadOptions())

@@ -126,7 +126,7 @@ class Engine:
             ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
         wishes = VramWishes(_nbytes("vram", vram), gpu_layers)
         chosen = device_beside(ops, device, used=wishes != VramWishes())
-        tuned = known_tuning(read_catalog(folder), chosen.device)
+        tuned = known_tuning(read_catalog(folder), chosen.name)
         tuned = settle_threads(ops, threads, tuned) if by_name else replace(tuned, threads=None)
         loading = Loading(
             folder,

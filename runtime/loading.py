@@ -1,6 +1,6 @@
 """A model directory made ready to run within a budget of memory."""
 
-import copy
+import gc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -131,17 +131,18 @@ class Loading:
         except InputError:
             return None
 
-    def moved(self, chosen: DeviceChoice, vram: VramWishes) -> "Loading":
-        """The same with another part of it on a device: in RAM as planned. InputError if that cannot be.
+    def move(self, find: Callable[[], DeviceChoice], vram: VramWishes) -> None:
+        """Plan another part of it for the device, which is found anew; in RAM all stays as planned.
 
-        For `load` with the `experts` that were loaded before; of the model nothing may be left.
+        For another `load`, with the `experts` that were loaded before. Of the model nothing may be left: both at a time
+        may be too much. InputError if the part cannot be.
         """
-        assert chosen.device
-        moved, wishes = copy.copy(self), replace(self._wishes, context=self.plan.context)
-        moved._chosen, moved._vram = chosen, vram
-        plan = make_vram_plan(self.weights, self.places, wishes, vram, chosen.device.free())
-        moved.plans = self.plan, plan
-        return moved
+        ram, self._chosen = self.plan, HOST_ONLY
+        gc.collect()  # with the device goes all that lies there
+        self._chosen, self._vram = find(), vram
+        assert self._chosen.device
+        wishes = replace(self._wishes, context=ram.context)
+        self.plans = ram, make_vram_plan(self.weights, self.places, wishes, vram, self._chosen.device.free())
 
     @property
     def plan(self) -> MemoryPlan:

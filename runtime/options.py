@@ -36,8 +36,15 @@ ActivationsChoice = Annotated[
 ]
 Threads = Annotated[
     int | None,
+    typer.Option(min=1, max=1024, envvar=THREADS_VARIABLE, help="Threads to use; default: all cores."),
+]
+TunedThreads = Annotated[
+    int | None,
     typer.Option(
-        min=1, max=1024, envvar=THREADS_VARIABLE, help="Threads to use; default: what was tuned, or all cores."
+        min=1,
+        max=1024,
+        envvar=THREADS_VARIABLE,
+        help="Threads to use; default: as mosaic-run --tune found, or all cores.",
     ),
 ]
 Ram = Annotated[
@@ -58,7 +65,9 @@ Device = Annotated[
 ]
 Vram = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="GPU memory for experts; default: 3.2GiB and what nothing else needs."),
+    typer.Option(
+        metavar="SIZE", help="GPU memory for experts; default: as tuned, or 3.2GiB and what nothing else needs."
+    ),
 ]
 GpuLayers = Annotated[
     int | None,

@@ -61,7 +61,8 @@ def make_vram_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes, vram:
     nothing does.
     """
     draft = _Draft(VramItems(weights, places, wishes), vram, budget)
-    for piece in [piece for piece in PIECES if draft.in_proportion(piece)] if vram.piece is None else [vram.piece]:
+    pieces = [piece for piece in PIECES if draft.in_proportion(piece)] if vram.piece is None else [vram.piece]
+    for piece in pieces:
         if plan := draft.filled(piece):
             return plan
     raise draft.refused()

@@ -8,7 +8,6 @@ import platform
 from dataclasses import asdict, dataclass, fields, replace
 
 from mosaic.format.catalog import Catalog
-from mosaic.runtime.device import Device
 from mosaic.runtime.kept import keep, recall
 from mosaic.runtime.machine import cores
 from mosaic.runtime.ops import Ops
@@ -72,15 +71,15 @@ class Tuned:
 UNTUNED = Tuned()
 
 
-def known_tuning(catalog: Catalog, device: Device | None) -> Tuned:
-    """Of this machine, with or without a device, and this model."""
+def known_tuning(catalog: Catalog, device: str | None) -> Tuned:
+    """Of this machine, with the device of this name or without one, and this model."""
     match recall(TUNED_FILE, _key(catalog, device)):
         case dict() as found if found.keys() == _NAMES and all(_sound(*each) for each in found.items()):
             return Tuned(**found)
     return UNTUNED
 
 
-def keep_tuning(catalog: Catalog, device: Device | None, tuned: Tuned) -> None:
+def keep_tuning(catalog: Catalog, device: str | None, tuned: Tuned) -> None:
     """Keep it in place of what was known. OSError if the cache folder cannot be written to."""
     keep(TUNED_FILE, _key(catalog, device), asdict(tuned))
 
@@ -98,12 +97,14 @@ _NAMES = {field.name for field in fields(Tuned)}
 
 
 def _sound(name: str, value: object) -> bool:
+    """Whether a setting can have this value."""
     if type(value) is not int:
         return value is None
-    return value in PIECES if name == "piece" else value >= (name != "vram") and (name != "threads" or value <= cores())
+    if name == "piece":
+        return value in PIECES
+    return (0 if name == "vram" else 1) <= value <= (cores() if name == "threads" else value)
 
 
-def _key(catalog: Catalog, device: Device | None) -> str:
-    beside = device.name if device else "no device"
+def _key(catalog: Catalog, device: str | None) -> str:
     model = f"{catalog.source_fingerprint} {catalog.plan_digest}"
-    return f"{platform.node()}, {isa()}, {cores()} cores, {beside}, {model}"
+    return f"{platform.node()}, {isa()}, {cores()} cores, {device or 'no device'}, {model}"

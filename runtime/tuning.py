@@ -107,7 +107,7 @@ class Climb:
         return knob.name, frozenset((self.settings[knob.name], candidate)), *others
 
     def _gain(self, knob: Knob, candidate: int) -> float | None:
-        """How many times as fast it is, 1 if either differs as much from itself; None if there is no time."""
+        """How many times as fast it is, 1 if one of the two differs as much from itself; None if there is no time."""
         present, found = self.settings[knob.name], self.found[knob.name]
         costs: dict[int, list[float]] = {present: [], candidate: []}
         hopeless = False

@@ -4,12 +4,10 @@ Settings change the speed and no bit. On the CPU's kernels, whoever's memory the
 token; a GPU rounds otherwise than they do, so there the text is the same only because it is given.
 """
 
-import gc
 import math
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from statistics import mean, median
 
 from torch import Tensor
@@ -37,15 +35,15 @@ TAKING = 1e9  # bytes per second at which a part of a model comes to a device; a
 class Rig:
     """A model, loaded as a run would have it and then changed as settings say (those of `Tuned`, by their names).
 
-    `make`: the host's operations. `find`: the device of `loading`, anew. `tokens`: a text, at least LONGEST_PROMPT of
-    them. For one thread.
+    `vram`: what was wished of the device when `loading` was planned, of which nobody else may hold it. `find`: the same
+    device anew. `make`: the host's operations. `tokens`: a text, at least LONGEST_PROMPT of them.
     """
 
     def __init__(
         self, loading: Loading, vram: VramWishes, make: Callable[[], CpuOps], find: Callable[[], DeviceChoice],
         tokens: Sequence[int], progress: Progress = silent,
     ) -> None:  # fmt: skip
-        self._loading, self._vram, self._make, self._find, self._tokens = loading, vram, make, find, tokens
+        self.loading, self._vram, self._make, self._find, self._tokens = loading, vram, make, find, tokens
         self._loaded: Loaded | None = loading.load(make(), LoadOptions(), progress)
         self._experts = self._loaded.experts
         self._exact = loading.device is None or loading.device.place.type == "cpu"
@@ -57,19 +55,17 @@ class Rig:
             self.settings["min_hits"] = loading.tuning.min_hits
             self.settings["stream_tokens"] = loading.tuning.stream_tokens
             self.settings["piece"] = plan.piece
+        self._first = self._read_prompt()
+        self._step(self._begun(), self._prompt[0])  # what is done for the first time takes longer
+        self._done: set[tuple[int, int, bool]] = set()  # prompts that were read before
 
     def write(self, num_tokens: int) -> float:
         """Have the model write the text, of token ids below `num_tokens`; seconds that a token takes."""
-        assert self._loaded
-        self._read_prompt()  # what is done for the first time takes longer
-        begin = time.perf_counter()
-        logits = self._read_prompt()
-        self._prompt_pace = (time.perf_counter() - begin) / len(self._prompt)
-        state = self._begun()
+        state, logits = self._begun(), self._first
         self._text: list[int] = []
         self._sums: list[int] = []
         seconds: list[float] = []
-        most = min(MOST_TOKENS, self._loading.plan.context - len(self._prompt))
+        most = min(MOST_TOKENS, self.loading.plan.context - len(self._prompt))
         while len(seconds) < most and sum(seconds) < WRITING_SECONDS:
             self._text.append(int(logits[:num_tokens].argmax()))
             took, logits = self._step(state, self._text[-1])
@@ -81,31 +77,32 @@ class Rig:
         return pace
 
     def knobs(self, held: Collection[str]) -> list[Knob]:
-        """What can be tuned of this model here, but for what is held."""
-        plan, context, usual = self._loading.plans[1], self._loading.plan.context, self._trial_seconds
+        """What can be tuned of this model here, but for what is held. After `write`."""
+        plan, context, usual = self.loading.plans[1], self.loading.plan.context, self._trial_seconds
         knobs = [self._knob("threads", thread_values(cores()), self.decode, usual)]
         if plan:
             knobs.append(self._knob("vram", self._slot_values(), self.decode, usual + plan.total / TAKING))
         if plan and plan.slots:
             knobs.append(self._knob("min_hits", MIN_HITS, self.decode, usual))
         longest = min(plan.piece, context) if plan and plan.layers else 0
+        prompt = self._prompt_pace() if longest else 0.0
         if plan and plan.stream and longest >= SHORTEST_STREAMED:
             values = stream_values(longest)
             self.settings["stream_tokens"] = present = min(self.settings["stream_tokens"], values[-1])
-            knobs.append(self._knob("stream_tokens", values, self.read, present * self._prompt_pace))
-        if longest:
+            knobs.append(self._knob("stream_tokens", values, self.read, present * prompt))
+        if plan and longest == plan.piece:  # else every prompt is one
             pieces = [piece for piece in PIECES if piece <= context]
-            knobs.append(self._knob("piece", pieces, self.read_in_pieces, 2 * longest * self._prompt_pace))
+            knobs.append(self._knob("piece", pieces, self.read_in_pieces, 2 * longest * prompt))
         return [knob for knob in knobs if knob.name not in held and len(knob.values) > 1]
 
     def _knob(self, name: str, values: Iterable[int], cost: Callable[[Settings, int], float], expected: float) -> Knob:
         return Knob(name, sorted({*values, self.settings[name]}), cost, expected)
 
     def _slot_values(self) -> set[int]:
-        """Bytes of slots that go with so many layers, by quarters."""
-        layers = len(self._loading.weights.spec.layers)
-        wishes = (replace(self._vram, layers=layers * share // SHARES) for share in range(SHARES + 1))
-        return {plan.items["expert slots"] for each in wishes if (plan := self._loading.vram_plan(each))}
+        """Bytes of slots that go with so many layers, by quarters, and with pieces as they are."""
+        layers = len(self.loading.weights.spec.layers)
+        wishes = (VramWishes(None, layers * share // SHARES, self.settings["piece"]) for share in range(SHARES + 1))
+        return {plan.items["expert slots"] for each in wishes if (plan := self.loading.vram_plan(each))}
 
     def decode(self, settings: Settings, smaller: int) -> float:
         """Seconds for a token of the text; on a device, of its second half: the first brings experts to their slots."""
@@ -125,13 +122,18 @@ class Rig:
         if not self._set(settings):
             return math.inf
         assert self._loaded
-        return prefill_seconds(self._loaded.model, self._tokens[:tokens], settings["piece"]) / tokens
+        model, piece, text = self._loaded.model, settings["piece"], self._tokens[:tokens]
+        kind = tokens, piece, tokens >= settings["stream_tokens"]
+        if kind not in self._done:
+            self._done.add(kind)
+            prefill_seconds(model, text, piece)
+        return prefill_seconds(model, text, piece) / tokens
 
     def read_in_pieces(self, settings: Settings, smaller: int) -> float:
         """The same of a prompt as long as the larger of two pieces, of which one is half of the other."""
-        now = self._loading.plans[1]
+        now = self.loading.plans[1]
         assert now
-        plan = self._loading.vram_plan(VramWishes(settings["vram"], now.layers, settings["piece"]))
+        plan = self.loading.vram_plan(VramWishes(settings["vram"], now.layers, settings["piece"]))
         if plan is None or plan.head != now.head:  # longer ones would take the memory of something else
             return math.inf
         return self.read(settings, 2 * smaller)
@@ -154,13 +156,11 @@ class Rig:
             self._loaded.tier.retune(settings["min_hits"], settings["stream_tokens"])  # gives back what was lent
         self._loaded = self._snapshot = None
         self._slots = -1
-        gc.collect()
         try:
-            wishes = VramWishes(settings["vram"], self._vram.layers, settings["piece"])
-            self._loading = self._loading.moved(self._find(), wishes)
+            self.loading.move(self._find, VramWishes(settings["vram"], self._vram.layers, settings["piece"]))
         except InputError:
             return False
-        self._loaded = self._loading.load(self._make(), LoadOptions(), experts=self._experts)
+        self._loaded = self.loading.load(self._make(), LoadOptions(), experts=self._experts)
         self._slots = settings["vram"]
         self._read_prompt()
         return True
@@ -173,6 +173,12 @@ class Rig:
         hidden = model.hidden(self._prompt, state)
         self._snapshot = state.snapshot()
         return model.logits(hidden[-1:])[0]
+
+    def _prompt_pace(self) -> float:
+        """Seconds for a token of the short prompt; of longer ones it is less."""
+        begin = time.perf_counter()
+        self._read_prompt()
+        return (time.perf_counter() - begin) / len(self._prompt)
 
     def _begun(self) -> SequenceState:
         assert self._snapshot

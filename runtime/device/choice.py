@@ -16,6 +16,11 @@ class DeviceChoice:
     device: Device | None
     needed: bool
 
+    @property
+    def name(self) -> str | None:
+        """The device's, for people; None if there is none."""
+        return self.device.name if self.device else None
+
 
 HOST_ONLY = DeviceChoice(None, needed=False)
 

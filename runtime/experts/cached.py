@@ -55,7 +55,7 @@ class CachedExperts:
             told(self._arena.nbytes_read - before)
         self._sound = True
 
-    def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
+    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
         """See ExpertStore. Of a prompt the last tokens count: a long one would outweigh every answer.
 
         Of several sequences all do, and their step is one: each sequence's uses are remembered as long as alone.
@@ -64,7 +64,8 @@ class CachedExperts:
         if layer == self._places.layers[0]:
             self._arena.policy.tick()
         for expert in chosen[..., -HALF_LIFE:, :].ravel().tolist():
-            self._arena.policy.use(self._arena.number((layer, expert)))
+            if expert not in elsewhere:
+                self._arena.policy.use(self._arena.number((layer, expert)))
         self._sound = True
 
     def nbytes(self, layer: int, expert: int) -> int:

@@ -1,6 +1,6 @@
 """An expert store that writes down what the router chooses, for `mosaic-bench --replay` and routing profiles."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +26,10 @@ class RecordedExperts:
         """See ExpertStore."""
         return self._store.traffic
 
-    def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
+    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
         """See ExpertStore."""
         self._writer.record(layer, chosen.reshape(-1, chosen.shape[-1]))
-        self._store.observe(layer, chosen)
+        self._store.observe(layer, chosen, elsewhere)
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """See ExpertStore."""

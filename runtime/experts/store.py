@@ -31,8 +31,10 @@ class Loan:
 class ExpertStore(Protocol):
     """Where routed experts come from. Sees every routing decision, and brings the experts of one layer at a time."""
 
-    def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
+    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
         """The router of a layer chose these experts; `arriving` of the same layer follows.
+
+        It will not ask for those that a faster tier has, `elsewhere`: their uses say nothing of who is needed here.
 
         [T, K] for T tokens of one sequence, or [B, T, K] for those of B.
         """
@@ -71,7 +73,7 @@ class PresentExperts:
         """The matrices of one expert."""
         raise NotImplementedError
 
-    def observe(self, layer: int, chosen: NDArray[np.int64]) -> None:
+    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
         """See ExpertStore. Nothing to decide."""
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
@@ -104,9 +106,9 @@ class LayerExperts:
         self.layer = layer
         self._shared = {} if shared is None else {num_experts: shared}
 
-    def observe(self, chosen: NDArray[np.int64]) -> None:
+    def observe(self, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
         """See ExpertSource."""
-        self.store.observe(self.layer, chosen[..., :-1] if self._shared else chosen)
+        self.store.observe(self.layer, chosen[..., :-1] if self._shared else chosen, elsewhere)
 
     def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """See ExpertSource. The shared expert is always there."""

@@ -146,12 +146,13 @@ class Tier:
         if not self._sound:
             self._reset()
         self._sound = False
-        source.observe(chosen)
         routed = chosen[..., : self._places.top_k]
         if not self._hot:
+            source.observe(chosen)
             numbers = list(dict.fromkeys(routed.ravel().tolist()))
             return Call(chosen, np.full(chosen.shape, NOWHERE, np.int32), Placement([], [], []), numbers)
         placement = self._hot.place(source.layer, routed)
+        source.observe(chosen, {key % self._places.num_experts for key in placement.gpu})
         self._hits += len(placement.gpu)
         cold = [key % self._places.num_experts for key in placement.cpu]
         return Call(chosen, self._hot.slots(placement)[chosen], placement, cold)

@@ -59,8 +59,8 @@ class DeltaWeights:
 class ExpertSource(Protocol):
     """The experts of one layer, from wherever their bytes are."""
 
-    def observe(self, chosen: NDArray[np.int64]) -> None:
-        """The router chose these [.., R]; `arriving` follows."""
+    def observe(self, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
+        """The router chose these [.., R]; `arriving` follows, but for those that have been found elsewhere."""
 
     def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:
         """Each of these experts once, in groups, as they become available, for so many tokens of a sequence.

@@ -61,7 +61,7 @@ def command(
     gpu_layers: options.GpuLayers = None,
     ops: options.OpsChoice = "cpu",
     activations: options.ActivationsChoice = "f32",
-    threads: options.Threads = None,
+    threads: options.TunedThreads = None,
     warm: options.Warm = None,
     record_routing: options.RecordRouting = None,
     prefetch: options.Prefetch = False,

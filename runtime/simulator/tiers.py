@@ -65,9 +65,9 @@ class Tiers:
         """Ask for the experts of a layer for a token; `now`: seconds, never less than in the call before."""
         self._tracker.observe(keys)
         if not self._vram:
-            return Call(0, len(keys), self._read([], keys), 0)
+            return Call(0, len(keys), self._read(keys), 0)
         placement = self._vram.place(keys, now)
-        missing = self._read(placement.gpu, placement.cpu)
+        missing = self._read(placement.cpu)
         return Call(len(placement.gpu), len(placement.cpu), missing, self._vram.promote(placement, now))
 
     def tick(self) -> None:
@@ -77,10 +77,6 @@ class Tiers:
             if tier:
                 tier.tick()
 
-    def _read(self, hot: list[int], cold: list[int]) -> int:
-        """Experts that RAM has to read; as the store of the runtime, it counts the uses of all."""
-        if not self._ram:
-            return 0
-        for key in hot:
-            self._ram.use(key)
-        return len(fetch(self._ram, cold))
+    def _read(self, cold: list[int]) -> int:
+        """Experts that RAM has to read; as in the runtime's store, uses of what VRAM has do not count there."""
+        return len(fetch(self._ram, cold)) if self._ram else 0

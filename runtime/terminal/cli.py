@@ -59,7 +59,7 @@ def command(
     gpu_layers: options.GpuLayers = None,
     ops: options.OpsChoice = "cpu",
     activations: options.ActivationsChoice = "f32",
-    threads: options.Threads = None,
+    threads: options.TunedThreads = None,
     profile: flags.Profiled = False,
     stats: flags.Stats = None,
     ram: options.Ram = None,

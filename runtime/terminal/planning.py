@@ -38,7 +38,7 @@ def show_plan(
     kv_format, ops = option("kv", kv, KVFormat), make_ops(OpsName.CPU, threads=threads)
     wishes = VramWishes(vram, gpu_layers)
     chosen = choose_device(device, used=wishes != VramWishes())
-    tuned = settle_threads(ops, threads, known_tuning(read_catalog(folder), chosen.device))
+    tuned = settle_threads(ops, threads, known_tuning(read_catalog(folder), chosen.name))
     loading = Loading(
         folder, kv_format, context=context, ram=ram, state_budget=state_budget,
         chosen=chosen, vram=wishes, tuned=tuned,

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,40 +46,46 @@ def tune(
     from mosaic.runtime.tuning_trials import LONGEST_PROMPT, Rig
 
     kv_format, multiplied = option("kv", kv, KVFormat), option("activations", activations, Activations)
-    chosen, ops = choose_device(device), make_ops(OpsName.CPU, multiplied, threads)
-    catalog, tokenizer = read_catalog(folder), Tokenizer(folder)
-    known = known_tuning(catalog, chosen.device)
-    wishes = VramWishes(vram, gpu_layers)
+    ops, wishes = make_ops(OpsName.CPU, multiplied, threads), VramWishes(vram, gpu_layers)
+    find = partial(choose_device, device, used=wishes != VramWishes())
+    chosen, catalog, tokenizer = find(), read_catalog(folder), Tokenizer(folder)
+    name, known = chosen.name, known_tuning(catalog, chosen.name)
     loading = Loading(
         folder, kv_format, context=context, ram=ram, state_budget=state_budget, chosen=chosen, vram=wishes,
         tuned=settle_threads(ops, threads, known),
     )  # fmt: skip
+    del chosen  # the rig lets go of the device to take it anew
     tokens = tokenizer.encode(SAMPLE_TEXT.read_text(encoding="utf-8")[: CHARACTERS * LONGEST_PROMPT])
     with loading_bars() as progress:
-        rig = Rig(loading, wishes, lambda: CpuOps(multiplied), lambda: choose_device(device), tokens, progress)
+        rig = Rig(loading, wishes, lambda: CpuOps(multiplied), find, tokens, progress)
     start = time.monotonic()
     pace = rig.write(min(tokenizer.num_tokens, catalog.spec.vocab_size))
     _note(f"{1 / pace:.2f} tok/s as it is")
     held = {"threads"} if threads else set[str]()
     if wishes != VramWishes():
         held.add("vram")
+    knobs = rig.knobs(held)
+    if not knobs:
+        found, remedy = "one core or --threads, and no device", "leave options out"
+        raise InputError("nothing is left to tune", found=found, expected="a choice", remedy=remedy)
     climb = Climb(
-        rig.knobs(held), rig.settings, start + SECONDS,
+        knobs, rig.settings, start + SECONDS,
         told=lambda knob, value, cost: _note(f"{TITLES[knob.name]} {shown(knob.name, value)}: {1 / cost:.2f} tok/s"),
     )  # fmt: skip
     climb.run()
     seconds = time.monotonic() - start
     compared = {name: found.after for name, found in climb.found.items() if found.cost is not None}
-    budget = {"vram_budget": loading.plans[1].budget} if loading.plans[1] and "vram" in compared else {}
+    plan = loading.plans[1]
+    budget = {"vram_budget": plan.budget} if plan and "vram" in compared else {}
     tuned = Tuned(**{**asdict(known), **compared, **budget})
     if as_json:
         settings = {name: {**asdict(found), **_speeds(found)} for name, found in climb.found.items()}
-        about = {"model": str(folder), "device": loading.device.name if loading.device else None, "seconds": seconds}
-        print(json.dumps({**about, "decode_tok_s": 1 / pace, "settings": settings, "tuned": asdict(tuned)}))
+        about = {"model": str(folder), "device": name, "seconds": seconds, "decode_tok_s": 1 / pace}
+        print(json.dumps({**about, "settings": settings, "tuned": asdict(tuned)}))
     else:
         print(*_table(climb.found, seconds), sep="\n")
     try:
-        keep_tuning(catalog, loading.device, tuned)
+        keep_tuning(catalog, name, tuned)
     except OSError as error:
         raise InputError(
             "what was tuned cannot be kept",

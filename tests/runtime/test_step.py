@@ -124,9 +124,9 @@ def test_with_fewer_slots_than_a_step_has_experts(folder, expected, slots, foret
 class Watched(CachedExperts):
     """Notes what it is told of each layer."""
 
-    def observe(self, layer, chosen):
+    def observe(self, layer, chosen, elsewhere=()):
         self.chosen.append(chosen.shape)
-        super().observe(layer, chosen)
+        super().observe(layer, chosen, elsewhere)
 
     def arriving(self, layer, experts, tokens):
         self.asked.append((len(experts), tokens))

@@ -24,6 +24,8 @@ from mosaic.runtime.weights import Weights
 MIB = 1 << 20
 ROOM = 500 * MIB
 CONTEXT = 256
+HOST = "the host's memory"
+ANYTHING = VramWishes()
 FOUND = Tuned(threads=1, vram=2 * MIB, vram_budget=ROOM, min_hits=2, stream_tokens=64, piece=512)
 
 
@@ -42,7 +44,7 @@ def device(room=ROOM):
     return HostDevice(room=room)
 
 
-def loading(folder, tuned=UNTUNED, vram=VramWishes(), room=ROOM):
+def loading(folder, tuned=UNTUNED, vram=ANYTHING, room=ROOM):
     choice = DeviceChoice(device(room), needed=True)
     return Loading(folder, KVFormat.BF16, context=CONTEXT, chosen=choice, vram=vram, tuned=tuned)
 
@@ -56,10 +58,10 @@ def test_it_is_kept_per_machine_device_and_model(demo, tiny, monkeypatch):
     catalog, other = read_catalog(demo), read_catalog(tiny)
     assert known_tuning(catalog, None) == UNTUNED
     keep_tuning(catalog, None, Tuned(threads=1))
-    keep_tuning(catalog, device(), FOUND)
+    keep_tuning(catalog, HOST, FOUND)
     assert known_tuning(catalog, None) == Tuned(threads=1)
-    assert known_tuning(catalog, device()) == FOUND
-    assert known_tuning(other, None) == known_tuning(other, device()) == UNTUNED
+    assert known_tuning(catalog, HOST) == FOUND
+    assert known_tuning(other, None) == known_tuning(other, HOST) == UNTUNED
     assert known_tuning(replace(catalog, plan_digest="another"), None) == UNTUNED
     keep_tuning(catalog, None, Tuned(threads=2))
     assert known_tuning(catalog, None) == Tuned(threads=2)
@@ -176,7 +178,7 @@ def test_an_engine_uses_what_was_tuned_and_says_the_same(demo, with_device):
     options = {"device": device() if with_device else "cpu"}
     engine, expected, _ = answer(demo, **options, threads=2)
     assert engine.tuned == UNTUNED
-    keep_tuning(read_catalog(demo), device() if with_device else None, FOUND if with_device else Tuned(threads=1))
+    keep_tuning(read_catalog(demo), HOST if with_device else None, FOUND if with_device else Tuned(threads=1))
     options = {"device": device() if with_device else "cpu"}
     engine, found, traffic = answer(demo, **options)
     assert found == expected

@@ -9,7 +9,7 @@ class Arriving:
     def __init__(self, experts, size=None, seed=0):
         self.experts, self.size, self.seed, self.asked = experts, size, seed, []
 
-    def observe(self, chosen):
+    def observe(self, chosen, elsewhere=()):
         self.chosen = chosen
 
     def arriving(self, numbers, tokens):

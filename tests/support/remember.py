@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from mosaic.runtime.kv import KVCache, KVFormat, KVPool, pages_of
@@ -59,6 +60,9 @@ class Rememberer:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = [self._row(int(row.item())) for row in hidden.flatten()]
         return torch.stack(rows).view(*hidden.shape[:-1], self.spec.vocab_size)
+
+    def candidates(self, hidden: torch.Tensor, needed: Sequence[int], num_tokens: int) -> list[np.ndarray]:
+        return list(self.logits(hidden).numpy())
 
     def _row(self, seed: int) -> torch.Tensor:
         return torch.rand(self.spec.vocab_size, generator=torch.Generator().manual_seed(seed))
