@@ -25,19 +25,17 @@ ITEMS = {
 }
 
 
-def drawn(folder, draw):
-    """A load of a model with anything wished of it, on a device of any size on which that fits."""
+def drawn(folder, draw, most, layers):
+    """A load of a model with anything wished of it, on a device of up to `most` bytes on which that fits."""
     while True:
-        device = HostDevice(room=vram_items.CUDA + draw.randrange(draw.choice((20, 20, 200)) << 20))
+        device = HostDevice(room=vram_items.CUDA + draw.randrange(most))
         loading = Loading(
             folder,
             draw.choice(list(KVFormat)),
             context=draw.choice((1, 64, 65, 128, 400, 1000)),
             parallel=draw.randint(1, 4),
             chosen=DeviceChoice(device, needed=True),
-            vram=VramWishes(
-                draw.choice((None, None, 0, 1 << 20, 3 << 20)), draw.choice((None, None, 0, 1, 2, 3, 4, 4))
-            ),
+            vram=VramWishes(draw.choice((None, None, 0, 1 << 20, 3 << 20)), draw.choice(layers)),
         )
         try:
             return device, loading, loading.plans[1]
@@ -49,8 +47,8 @@ def drawn(folder, draw):
 def test_what_is_taken_is_what_was_planned(folders, model):
     draw = random.Random(model)
     seen = set[str]()
-    for _ in range(12):
-        device, loading, plan = drawn(folders(model), draw)
+    for megabytes, layers in ((20, (None, 0)), (20, (0, 1)), (20, (None, 2)), (200, (None, 3)), (2000, (4,))):
+        device, loading, plan = drawn(folders(model), draw, megabytes << 20, layers)
         loaded = loading.load(CpuOps(), LoadOptions(tuning=EAGER))
         engine = Engine(folders(model), Tokenizer(folders(model)), loading, loaded)
         used = device.memory.used

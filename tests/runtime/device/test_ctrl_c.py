@@ -52,7 +52,7 @@ def wanted(folders):
     return talk(load(folders("small")))
 
 
-@pytest.mark.parametrize(("modules", "rounds"), [(STEPS, 8), (COPYING, 16)], ids=["steps", "copying"])
+@pytest.mark.parametrize(("modules", "rounds"), [(STEPS, 6), (COPYING, 12)], ids=["steps", "copying"])
 @pytest.mark.parametrize("placed", [{"layers": 2}, {"layers": 1, "ram_slots": 8, "prefetch": True}, {"ram_slots": 20}])
 def test_ctrl_c_at_any_instruction(monkeypatch, folders, wanted, placed, modules, rounds):
     """Nothing is read from a slot that another's copy, begun before, still goes to; no thread is left or lost."""

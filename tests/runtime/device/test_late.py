@@ -34,7 +34,7 @@ def expected(folders):
     return cache(lambda: conversation(load(folders("3.6"))))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("placed", PLACED.values(), ids=PLACED)
 def test_the_same_bits_at_any_time(monkeypatch, folders, expected, placed, seed):
     monkeypatch.setattr(vram_items, "STREAM_SLOTS", 3)

@@ -66,8 +66,8 @@ def conversation(engine) -> list[Any]:
     """Prompts of one token, of many and of several pieces, alone and in company; answers long enough to promote."""
     return [
         answer(engine, IDS[:1], 5),
-        answer(engine, IDS[:150], 30),
-        *answers(engine, [IDS[150:151], IDS[160:230], IDS[230:263]], 12),
+        answer(engine, IDS[:150], 20),
+        *answers(engine, [IDS[150:151], IDS[160:230], IDS[230:263]], 8),
         answer(engine, IDS[:17], 5),
     ]
 
@@ -87,7 +87,7 @@ def test_the_same_tokens_and_the_same_bits(monkeypatch, folders, expected, case)
     held = [name for name in device.memory.used if device.memory.used[name]]
     found = conversation(engine)
     assert found == wanted
-    assert [len(said) for said in found] == [5, 30, 12, 12, 12, 5]
+    assert [len(said) for said in found] == [5, 20, 8, 8, 8, 5]
 
     traffic = engine.scheduler.traffic
     used = traffic.device_hits, device.copies("expert slots"), held.count("expert slots")
