@@ -1,9 +1,8 @@
-"""What an expert costs on a device, measured: to be copied there, and to be computed there. A tier decides by both."""
+"""What an expert costs on a device: to be copied there, and to be computed there. A tier decides by both."""
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -12,22 +11,15 @@ from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
 ROUNDS = 5  # of which the median counts
 LAUNCHES = 16  # of a round: one alone is over before the clock can tell
+TOGETHER = 8  # experts of a launch: those of a token
 
 
-@dataclass(frozen=True)
-class ExpertCosts:
-    """Nanoseconds of one expert: `copy` into a slot, `compute` there for one token."""
-
-    copy: int
-    compute: int
+def measure(device: Device, held: ExpertSlots) -> tuple[float, float]:
+    """See Device.measure. Takes some milliseconds."""
+    return _copy(device, held), _compute(device, held)
 
 
-def measure(device: Device, held: ExpertSlots, ranks: int) -> ExpertCosts:
-    """With slots of which nothing is needed any more. `ranks`: experts of a token, which are computed together."""
-    return ExpertCosts(_copy(device, held), _compute(device, held, ranks))
-
-
-def _copy(device: Device, held: ExpertSlots) -> int:
+def _copy(device: Device, held: ExpertSlots) -> float:
     targets = [part[0].view(torch.uint8) for part in (held.codes, held.scales)]
     sources = [device.staging(target.nbytes).zero_() for target in targets]
 
@@ -36,28 +28,28 @@ def _copy(device: Device, held: ExpertSlots) -> int:
         for fence in fences:
             fence.wait()
 
-    return _median(copy)
+    return _seconds(copy)
 
 
-def _compute(device: Device, held: ExpertSlots, ranks: int) -> int:
+def _compute(device: Device, held: ExpertSlots) -> float:
     """Of slots in turn: none is to be in the device's caches still."""
-    turns = torch.arange(LAUNCHES * ranks, dtype=torch.int32).view(LAUNCHES, 1, ranks) % len(held.codes)
+    turns = torch.arange(LAUNCHES * TOGETHER, dtype=torch.int32).view(LAUNCHES, 1, TOGETHER) % len(held.codes)
     slots, x = device.bring(turns), device.bring(torch.zeros(1, held.hidden))
-    outputs = device.bring(torch.zeros(1, ranks, held.hidden))
+    outputs = device.bring(torch.zeros(1, TOGETHER, held.hidden))
 
     def compute() -> None:
         for places in slots:
             device.ops.apply(x, places, held, outputs)
         device.fence().wait()
 
-    return _median(compute) // (LAUNCHES * ranks)
+    return _seconds(compute) / (LAUNCHES * TOGETHER)
 
 
-def _median(work: Callable[[], None]) -> int:
-    """Nanoseconds of some work, which is done once before."""
+def _seconds(work: Callable[[], None]) -> float:
+    """Of some work, which is done once before."""
     times = []
     for _ in range(ROUNDS + 1):
-        start = time.perf_counter_ns()
+        start = time.perf_counter()
         work()
-        times.append(time.perf_counter_ns() - start)
-    return int(statistics.median(times[1:]))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])

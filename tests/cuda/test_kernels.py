@@ -13,9 +13,19 @@ KERNELS = Path(__file__).parent / "kernels"
 ROOT = KERNELS.parents[2]
 
 
-def test_every_kernel_is_within_its_bound():
+def passed(*options):
+    """How many tests did, of all."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(KERNELS)]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert int(re.search(r"(\d+) passed", result.stdout)[1]) > 100
+    return int(re.search(r"(\d+) passed", result.stdout)[1])
+
+
+def test_every_kernel_is_within_its_bound():
+    assert passed() > 100
+
+
+@pytest.mark.slow
+def test_the_demo():
+    assert passed("-m", "slow") == 1

@@ -1,24 +1,23 @@
 """A GPU as a device: streams, events and pinned memory of torch.
 
-Operations go to the default stream, uploads to one of their own. Whoever finds a GPU makes it the current one of its
-thread, and gives it operations from that thread alone; only uploads may come from others.
+Operations go to the default stream, uploads to one of their own. The thread that makes a CudaDevice has its GPU as the
+current one from then on, and alone gives it operations; only uploads may come from others.
 """
 
-import importlib.util
 import threading
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from mosaic.format.errors import InputError
 from mosaic.runtime.device import DeviceOps, Fence
+from mosaic.runtime.device.measure import measure
 from mosaic.runtime.device.memory import Memory
-from mosaic.runtime.home import Segment
+from mosaic.runtime.home import Run, Segment
 from mosaic.runtime.ops.cuda.graphs import Graph, Graphs
+from mosaic.runtime.ops.cuda.ops import CudaOps
+from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.state import LayerState
-
-OLDEST = (7, 5)  # compute capability that the kernels are compiled for
 
 
 class Event:
@@ -64,14 +63,14 @@ class Recorder:
 class CudaDevice:
     """Implements Device. `graphs` knows what is recorded."""
 
-    def __init__(self, number: int, ops: DeviceOps) -> None:
+    def __init__(self, number: int) -> None:
         self.place = torch.device("cuda", number)
         torch.cuda.set_device(self.place)
         self.name = f"{self.place} ({torch.cuda.get_device_name(self.place)})"
         self.memory = Memory(self.place)
-        self.ops = ops
+        self.ops: DeviceOps = CudaOps()
         self.graphs = Graphs(Recorder(self.place))
-        self.run = self.graphs.run
+        self.run: Run = self.graphs.run
         self._operations = torch.cuda.default_stream(self.place)
         self._uploads = torch.cuda.Stream(self.place)
         self._uploading = threading.Lock()
@@ -80,6 +79,10 @@ class CudaDevice:
         """See Device. What the driver has, and what torch keeps from it without a tensor in it."""
         free, _ = torch.cuda.mem_get_info(self.place)
         return free + torch.cuda.memory_reserved(self.place) - torch.cuda.memory_allocated(self.place)
+
+    def measure(self, held: ExpertSlots) -> tuple[float, float]:
+        """See Device."""
+        return measure(self, held)
 
     def staging(self, nbytes: int) -> Tensor:
         """See Device."""
@@ -118,30 +121,3 @@ class CudaDevice:
 def _pinned(like: Tensor) -> Tensor:
     """Pinned memory of the host with anything in it; torch keeps what was given back for the next one."""
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-
-
-def find(number: int | None) -> CudaDevice:
-    """The GPU of a number, or the first one. InputError if it cannot be used."""
-    without = "or run on the CPU alone: --device cpu"
-    if torch.version.cuda is None:
-        found = f"torch {torch.__version__}"
-        remedy = f"install a torch that was built with CUDA (pytorch.org says how), {without}"
-        raise InputError("this torch cannot use GPUs", found=found, expected="a build with CUDA", remedy=remedy)
-    if not importlib.util.find_spec("triton"):
-        remedy = f'pip install "mosaic-moe[gpu]", {without}'
-        raise InputError("the kernels for GPUs need triton, which is not installed", remedy=remedy)
-    count, number = torch.cuda.device_count(), number or 0
-    if not count:
-        remedy = f"see what nvidia-smi says about the driver, and whether CUDA_VISIBLE_DEVICES hides the GPU, {without}"
-        raise InputError("no GPU can be used", found="none that CUDA sees", remedy=remedy)
-    if number >= count:
-        numbers = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise InputError("there is no such GPU", found=f"cuda:{number}", expected=numbers, remedy="choose one of these")
-    capability = torch.cuda.get_device_capability(number)
-    if capability < OLDEST:
-        found = f"{torch.cuda.get_device_name(number)}: {capability[0]}.{capability[1]}"
-        remedy = f"use a newer GPU (Turing or later), {without}"
-        raise InputError("this GPU is too old", found=found, expected="compute capability 7.5 or more", remedy=remedy)
-    from mosaic.runtime.ops.cuda.ops import CudaOps  # without triton it cannot be imported
-
-    return CudaDevice(number, CudaOps())

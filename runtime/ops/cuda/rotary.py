@@ -1,4 +1,4 @@
-"""Rotary embedding. The angles of a token are the same in every layer, so they are worked out once."""
+"""Rotary embedding. Angles are worked out apart from it: a query and its key have the same."""
 
 from dataclasses import dataclass
 from functools import cache

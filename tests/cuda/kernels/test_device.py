@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from mosaic.runtime.device.measure import measure
-from mosaic.runtime.ops.cuda.device import find
+from mosaic.runtime.ops.cuda.find import find_gpu
 from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -13,7 +12,7 @@ NBYTES = 1 << 24
 
 @pytest.fixture(scope="module")
 def gpu():
-    return find(None)
+    return find_gpu(None)
 
 
 def staged(gpu, value):
@@ -79,6 +78,6 @@ def test_what_an_expert_costs(gpu):
         hidden,
         inner,
     )
-    costs = measure(gpu, held, 4)
-    assert costs.copy > 0
-    assert costs.compute > 0
+    copy, compute = gpu.measure(held)
+    assert copy > 0
+    assert compute > 0

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from mosaic.recipes import DEMO_CHECKPOINT
 from mosaic.runtime.kv import PAGE_TOKENS, KVFormat
 from mosaic.runtime.model import HybridModel
+from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.ops.reference import ReferenceOps
+from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.weights import Weights
 from support.models import convert_folder
 from support.on_device import on_device
@@ -37,6 +40,7 @@ MODELS = {
     "moe": Tiny(family="qwen3_moe", **SMALL, mlp_only_layers=(0,), dense_inter=128),
 }
 IDS = np.random.default_rng(7).integers(0, 256, PAGE_TOKENS + 10).tolist()
+GREEDY = 4  # tokens
 LONG, SHORT = PAGE_TOKENS + 2, 12  # of prompts: more than a page and a chunk of the delta rule
 CASES = [("3.6", KVFormat.F32, LONG), ("3.6", KVFormat.E4M3, SHORT), ("next", KVFormat.BF16, SHORT)]
 CASES += [("moe", KVFormat.E4M3, SHORT)]
@@ -81,3 +85,21 @@ def test_experts_where_they_lie(weights, device):
     found = [on_device(weights("moe"), KVFormat.F32, device, slots=slots) for slots in (True, False)]
     slots, lying = (model.hidden(IDS[:1], model.new_sequence()) for model in found)
     assert torch.equal(slots, lying)
+
+
+def greedy(model, prompt, count):
+    state, tokens = model.new_sequence(), []
+    logits = model.logits(model.hidden(prompt, state)[-1:])
+    for _ in range(count):
+        tokens.append(int(logits[-1].argmax()))
+        logits = model.logits(model.hidden(tokens[-1:], state))
+    return tokens
+
+
+@pytest.mark.slow
+def test_the_demo_says_what_it_says_on_the_cpu(tmp_path, device):
+    folder = convert_folder(DEMO_CHECKPOINT, tmp_path / "demo")
+    weights, prompt = Weights(folder), Tokenizer(folder).encode("Mr. Darcy looked at Elizabeth and")
+    expected = greedy(HybridModel(weights, CpuOps()), prompt, GREEDY)
+    assert len(set(expected)) > 1
+    assert greedy(on_device(weights, KVFormat.BF16, device), prompt, GREEDY) == expected

@@ -4,11 +4,11 @@ import torch
 
 from mosaic.runtime.device import measure as module
 from mosaic.runtime.device.host import HostDevice
-from mosaic.runtime.device.measure import LAUNCHES, ROUNDS, measure
+from mosaic.runtime.device.measure import LAUNCHES, ROUNDS, TOGETHER, measure
 from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
-HIDDEN, INNER, SLOTS, RANKS = 128, 128, 5, 3
-UPLOAD, APPLY = 1000, 600
+HIDDEN, INNER, SLOTS = 128, 128, 5
+UPLOAD, APPLY = 0.25, 0.5  # seconds
 
 
 class Timed(HostDevice):
@@ -31,12 +31,12 @@ class Timed(HostDevice):
 
 def test_costs(monkeypatch):
     device = Timed()
-    monkeypatch.setattr(module.time, "perf_counter_ns", lambda: device.now)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: device.now)
     codes, scales = torch.full((SLOTS, 3 * HIDDEN * INNER), 7, dtype=torch.uint8), torch.ones(SLOTS, 3).bfloat16()
     held = ExpertSlots(codes, scales, HIDDEN, INNER)
-    costs = measure(device, held, RANKS)
-    assert costs.copy == 2 * UPLOAD  # codes and scales
-    assert costs.compute == APPLY // RANKS
+    copy, compute = measure(device, held)
+    assert copy == 2 * UPLOAD  # codes and scales
+    assert compute == APPLY / TOGETHER
     assert len(device.applied) == (ROUNDS + 1) * LAUNCHES
     assert {slot for [slots] in device.applied for slot in slots} == set(range(SLOTS))
     assert codes[1:].eq(7).all()
