@@ -27,15 +27,13 @@ from mosaic.recipes import cache_folder
 from mosaic.runtime import session_file
 from mosaic.runtime.answering import Answering
 from mosaic.runtime.device import Device
-from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice, choose_device
+from mosaic.runtime.device.choice import DeviceChoice, device_beside
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
-from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.ops.cpu import threads as ops_threads
-from mosaic.runtime.options import parse_device
 from mosaic.runtime.plan import LEAST_KEPT
 from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.prefixes import StateCache
@@ -128,7 +126,7 @@ class Engine:
             ram=_nbytes("ram", ram),
             parallel=parallel,
             state_budget=_nbytes("state_budget", state_budget),
-            chosen=_chosen(device, ops),
+            chosen=device_beside(ops, device) if isinstance(device, str) else DeviceChoice(device, needed=True),
             vram=VramWishes(_nbytes("vram", vram), gpu_layers),
         )
         tokenizer = Tokenizer(folder)  # before the weights: it may be refused, and what it takes is planned for
@@ -300,18 +298,6 @@ def _answer(text: str, answering: Answering) -> Answer:
 
 def _nbytes(name: str, size: int | str | None) -> int | None:
     return parse_size(name, size) if isinstance(size, str) else size
-
-
-def _chosen(device: Device | str, ops: Ops) -> DeviceChoice:
-    """The device that helps these operations."""
-    if not isinstance(device, str):
-        return DeviceChoice(device, needed=True)
-    if isinstance(ops, CpuOps):
-        return choose_device(device)
-    if parse_device(device)[0] == "cuda":
-        found, remedy = "other operations than the CPU's kernels", "leave out --device, --ops and --profile"
-        raise InputError("--device needs the CPU's kernels beside it", found=found, expected="cpu", remedy=remedy)
-    return HOST_ONLY
 
 
 def _config_stop(folder: Path) -> frozenset[int]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.device import Device
 from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice
 from mosaic.runtime.device.part import Part, Tuning, take_part
 from mosaic.runtime.experts import profile
@@ -116,6 +117,11 @@ class Loading:
         return self.plans[0]
 
     @property
+    def device(self) -> Device | None:
+        """The one that has a part of the model."""
+        return self._chosen.device if self.plans[1] else None
+
+    @property
     def piece(self) -> int:
         """Most tokens of a prompt that are computed together."""
         vram = self.plans[1]
@@ -162,7 +168,7 @@ class Loading:
 
     def _part(self, ops: Ops, vram: VramPlan, tuning: Tuning) -> Part:
         """What the device has of the model."""
-        device, wishes = self._chosen.device, self._wishes
+        device, wishes = self.device, self._wishes
         assert device
         assert isinstance(ops, CpuOps)
         rate = speeds(*self.spans, threads()).weights

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.device import Device
+from mosaic.runtime.ops import Ops
+from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.options import parse_device
 
 
@@ -31,3 +33,13 @@ def choose_device(wanted: str) -> DeviceChoice:
         if kind == "cuda":
             raise
         return HOST_ONLY
+
+
+def device_beside(ops: Ops, wanted: str) -> DeviceChoice:
+    """The same for a run on these operations of the host: only the CPU's kernels work beside a device."""
+    if isinstance(ops, CpuOps):
+        return choose_device(wanted)
+    if parse_device(wanted)[0] == "cuda":
+        found, remedy = "other operations than the CPU's kernels", "leave out --device, --ops and --profile"
+        raise InputError("--device needs the CPU's kernels beside it", found=found, expected="cpu", remedy=remedy)
+    return HOST_ONLY

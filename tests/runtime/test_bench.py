@@ -14,6 +14,9 @@ from mosaic import _native
 from mosaic.runtime import machine
 from mosaic.runtime.bench import random_tokens
 from mosaic.runtime.bench_cli import main
+from mosaic.runtime.device.host import HostDevice
+from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.weights import Weights
 
 PROGRAM = str(Path(sys.executable).with_name("mosaic-bench"))
 SHORT = ("--prompt", 5, "--generate", 3, "--repetitions", 2)
@@ -23,7 +26,7 @@ FAST = ("model", "isa", "prompt", "generate", "repetitions", "threads", "ops", "
 @pytest.fixture
 def bench(monkeypatch, capsys):
     """Runs mosaic-bench in this process, with little time for the ceiling: (exit code, standard output, error)."""
-    monkeypatch.setattr("mosaic.runtime.bench_cli.CEILING_SECONDS", 0.01)
+    monkeypatch.setattr("mosaic.runtime.bench_measure.CEILING_SECONDS", 0.01)
     monkeypatch.setattr(machine, "CEILING_BYTES", 1 << 20)
     threads = _native.threads()
 
@@ -95,6 +98,50 @@ def test_bf16_activations_are_measured_too(bench, tiny):
     assert "bf16 activations" in out
 
 
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU, as far as anybody looks: the host's memory."""
+    monkeypatch.setattr("mosaic.runtime.ops.cuda.find.find_gpu", lambda number: HostDevice(room=1 << 30))
+
+
+def test_what_lies_on_a_device_and_what_it_is_used_for(bench, demo, gpu):
+    sizes = ("--prompt", 5, "--generate", 40, "--repetitions", 2)
+    code, out, err = bench(demo, *sizes, "--vram", "4MiB", "--gpu-layers", 2, "--json")
+    assert code == 0, err
+    found = figures(out)
+    slot = ExpertPlaces(Weights(demo))[0, 0].nbytes
+    assert found["device"] == "the host's memory"
+    assert (found["device_slots"], found["device_layers"], found["device_head"]) == ((4 << 20) // slot, 2, False)
+    assert found["vram_bytes"] == found["device_slots"] * slot
+    assert found["vram_bytes"] < found["vram_total_bytes"] < 1 << 30
+    assert found["prefill_piece"] == 2048
+    prefill, decode = found["tests"]
+    assert decode["device_hits_per_token"] > 0
+    measured = 10 * prefill["device_bytes_per_token"] + 80 * decode["device_bytes_per_token"]
+    assert measured % slot == 0
+    assert 0 < measured <= found["device_bytes"]  # of the warm-up, too
+    assert f"on the host's memory: {found['device_slots']:,} expert slots, 2 dense layers, without the head" in out
+    assert re.search(rf"^tg40 .*%\s+{decode['device_hits_per_token']:.1f}\s+[\d.]+ \w+$", out, re.MULTILINE)
+
+
+def test_a_long_prompt_is_read_in_the_pieces_of_the_device_and_streamed(bench, demo, gpu):
+    code, out, _ = bench(demo, "--prompt", 600, "--generate", 2, "--repetitions", 1, "--json")
+    assert code == 0
+    found = figures(out)
+    assert found["tests"][0]["device_bytes_per_token"] > 0
+    assert found["device_head"] is True
+
+
+@pytest.mark.parametrize("options", [(), ("--device", "auto"), ("--device", "cpu"), ("--ops", "reference")], ids=str)
+def test_without_a_device_nothing_is_said_of_one(bench, tiny, options):
+    code, out, _ = bench(tiny, *SHORT, *options, "--json")
+    assert code == 0
+    assert "copied" not in out.rpartition("\n{")[0]
+    found = figures(out)
+    assert {found[name] for name in ("device", "vram_bytes", "device_slots", "device_layers", "device_head")} == {None}
+    assert found["prefill_piece"] == 1024
+
+
 def test_the_demo_as_a_process(demo):
     command = [PROGRAM, str(demo), *map(str, SHORT), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MOSAIC_THREADS": "1"})
@@ -116,6 +163,11 @@ def test_the_demo_as_a_process(demo):
         (("--kv", "int8"), ("--kv", "int8", "f32, bf16, e4m3")),
         (("--ops", "gpu"), ("--ops", "gpu", "cpu, reference")),
         (("--activations", "f16"), ("--activations", "f16", "f32, bf16")),
+        (("--device", "tpu"), ("--device", "tpu", "cuda:N")),
+        (("--device", "cpu", "--vram", "1GiB"), ("--vram means nothing with --device cpu",)),
+        (("--device", "cpu", "--gpu-layers", 1), ("--gpu-layers means nothing with --device cpu",)),
+        (("--device", "cuda", "--ops", "reference"), ("--device needs the CPU's kernels",)),
+        (("--vram", "much"), ("--vram is no size",)),
         (("--no-such-option",), ("--no-such-option",)),
     ],
     ids=str,
@@ -157,7 +209,7 @@ def test_help_loads_no_torch():
     imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "import time:" in line}
     assert "mosaic.runtime.bench_cli" in imported
     assert not {name for name in imported if name.split(".")[0] in ("torch", "tokenizers", "numpy.random")}
-    options = "--demo --replay --slots --prompt --generate --repetitions --threads --ops --activations --kv"
+    options = "--demo --replay --slots --device --vram --gpu-layers --prompt --generate --threads --ops --kv"
     for option in options.split():
         assert re.search(rf"{option}\b.*\w", done.stdout), option
 

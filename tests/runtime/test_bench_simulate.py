@@ -157,7 +157,9 @@ def refused(result: tuple[int, str, str], *words: str) -> None:
     ("arguments", "words"),
     [
         (("--demo", "--trace", "a.trace"), ("--trace needs --simulate",)),
-        (("--replay", "a.trace", "--vram", "1GiB"), ("--vram needs --simulate",)),
+        (("--replay", "a.trace", "--vram", "1GiB"), ("--vram means nothing with --replay",)),
+        (("--simulate", LAPTOP, "--device", "cuda"), ("--device means nothing with --simulate",)),
+        (("--simulate", LAPTOP, "--gpu-layers", "4"), ("--gpu-layers means nothing with --simulate",)),
         (("--simulate", LAPTOP, "--slots", 9), ("--slots needs --replay",)),
         (("--simulate", LAPTOP, "--replay", "a.trace"), ("--replay means nothing with --simulate",)),
         (("--simulate", LAPTOP, "--threads", 2), ("--threads means nothing",)),
