@@ -1,0 +1,145 @@
+"""Tokens per second of a model of the 35B's layers, by how many of its experts have room on the card.
+
+Its weights are random, so routing is nearly uniform: no expert is much hotter than another, and by the rule of
+`PlacementPolicy` none would be worth its copy. Here every expert that is missing is, so that the room gets used; with a
+model that was trained the same room has more hits, and fewer copies.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from bench.checks import check_room
+from bench.shape import model_config
+from bench.write_model import model_bytes, write_model
+from device.card import Card, attempt, eager
+from device.lines import Report
+from device.rates import TINY
+from mosaic.format.errors import InputError
+from mosaic.runtime.bench import SHORT_PROMPT, Measurement, begun, decode_seconds, random_tokens, run_tests
+from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice
+from mosaic.runtime.device.part import Tuning
+from mosaic.runtime.home import plainly
+from mosaic.runtime.kv import KVFormat
+from mosaic.runtime.loading import Loaded, Loading, LoadOptions
+from mosaic.runtime.model import HybridModel
+from mosaic.runtime.ops.cpu import CpuOps
+from mosaic.runtime.plan_vram import VramWishes
+
+SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)  # of all experts, with room on the card
+WITHOUT_GRAPHS = (0.0, 1.0)
+# Of the largest logit, in the middle of all tokens: see BOUND in `engine`; with so many experts more often one is as
+# good as another.
+ERROR = 1e-3
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """`vocab`: rows of head and embedding. Tokens: of a prompt, to fill the room with, to measure. `checked`: the last
+    ones of the prompt, whose logits are compared."""
+
+    vocab: int = 32768
+    prompt: int = 1024
+    fill: int = 256
+    decode: int = 48
+    checked: int = 64
+    repetitions: int = 2
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence."""
+        return max(self.prompt, SHORT_PROMPT + max(self.fill, self.decode))
+
+
+TINY_AMOUNTS = Amounts(vocab=512, prompt=520, fill=2, decode=2, checked=8, repetitions=1)
+
+
+def run(card: Card, report: Report, layers: int) -> None:
+    """The model is made for it and deleted afterwards: 0.84 GB for each layer."""
+    amounts = TINY_AMOUNTS if card.rehearsed else Amounts()
+    config = model_config(layers, amounts.vocab, TINY if card.rehearsed else None)
+    with TemporaryDirectory(prefix="mosaic-check-") as folder:
+        model = Path(folder) / "model"
+        check_room(model, model_bytes(config))
+        write_model(model, config, seed=0, quiet=True)
+        _Speeds(card, report, model, amounts).all_of_them()
+
+
+class _Speeds:
+    """Of one model."""
+
+    def __init__(self, card: Card, report: Report, model: Path, amounts: Amounts) -> None:
+        self._card, self._report, self._model, self._amounts = card, report, model, amounts
+        self._tokens: list[int] = []
+        self._expected = torch.empty(0)
+
+    def all_of_them(self) -> None:
+        """First by the CPU alone."""
+        loading = Loading(self._model, KVFormat.BF16, context=self._amounts.context)
+        spec, places = loading.weights.spec, loading.places
+        self._tokens = random_tokens(spec.vocab_size, self._amounts.context)
+        loaded = loading.load(CpuOps(), LoadOptions())
+        self._expected = self._logits(loaded.model)
+        experts, used = len(places), len(places.layers) * places.top_k
+        for test in self._tests(loaded, loading.piece):
+            self._report.add(f"{test.kind} of {test.tokens:,}, CPU alone", test.tok_s, "tok/s")
+        del loaded, loading
+        slot = max(places[key].nbytes for key in places)
+        rooms = [(share, True) for share in SHARES] + [(share, False) for share in WITHOUT_GRAPHS]
+        for share, graphs in rooms:
+            what = f"room for {share:.0%} of {experts:,} experts{'' if graphs else ', no CUDA graphs'}"
+            with attempt(self._card, self._report, what):
+                self._beside(what, round(share * experts) * slot, used, graphs)
+
+    def _beside(self, what: str, vram: int, used: int, graphs: bool) -> None:
+        """With all layers on the card and so many bytes for experts."""
+        device = eager(self._card.device())
+        if not graphs:
+            device.run = plainly
+        wishes = VramWishes(vram, None)
+        loading = Loading(
+            self._model, KVFormat.BF16, context=self._amounts.context, chosen=DeviceChoice(device, needed=True),
+            vram=wishes,
+        )  # fmt: skip
+        try:
+            loading.plans
+        except InputError:
+            self._report.add(
+                what, vram / 1e9, "GB", note="left out: more than the card has, or too little to be of use"
+            )
+            return
+        loaded = loading.load(CpuOps(), LoadOptions(tuning=Tuning(min_hits=1)))
+        self._fill(loaded.model)
+        self._measure(what, loaded, loading.piece, used)
+
+    def _fill(self, model: HybridModel) -> None:
+        """The room on the card. The sequence ends here: there is room for one."""
+        state = begun(model, self._tokens)
+        decode_seconds(model, state, self._tokens[SHORT_PROMPT:][: self._amounts.fill])
+
+    def _measure(self, what: str, loaded: Loaded, piece: int, used: int) -> None:
+        """`used`: experts that a token uses, in all layers."""
+        error = self._error(self._logits(loaded.model))
+        for test in self._tests(loaded, piece):
+            note = f"{test.device_bytes_per_token / 1e6:.1f} MB copied per token, logits off by {error:.0e}"
+            if test.kind == "decode":
+                note = f"{test.device_hits_per_token / used:.0%} of experts there, {note}"
+            self._report.add(
+                f"{test.kind} of {test.tokens:,}, {what}", test.tok_s, "tok/s", passed=error <= ERROR, note=note
+            )
+
+    def _tests(self, loaded: Loaded, piece: int) -> list[Measurement]:
+        amounts = self._amounts
+        return run_tests(loaded, piece, [amounts.prompt], [amounts.decode], amounts.repetitions, lambda text: None)
+
+    def _logits(self, model: HybridModel) -> Tensor:
+        """After each of the last tokens of a prompt."""
+        hidden = model.hidden(self._tokens[: self._amounts.prompt], model.new_sequence())
+        return model.logits(hidden[-self._amounts.checked :])
+
+    def _error(self, found: Tensor) -> float:
+        errors = (found - self._expected).abs().amax(-1) / self._expected.abs().amax()
+        return float(errors.median())
