@@ -21,7 +21,7 @@ from mosaic.runtime.ops.cuda.find import find_gpu
 from mosaic.runtime.speeds import Speeds
 
 ROUNDS = 9  # of which the median counts
-WARM = 3  # before them, for clocks to rise and what is made once to be made
+WARM = 0.2  # seconds before them, for clocks to rise and what is made once to be made
 
 Work = Callable[[], object]
 
@@ -35,6 +35,9 @@ class Card(Protocol):
 
     def device(self) -> Device:
         """With nothing in its memory."""
+
+    def trouble(self, device: Device) -> str:
+        """What a device could not do as it should, and did otherwise."""
 
     def recorded(self, work: Work) -> Work:
         """The same work with as little as can be left to the host."""
@@ -75,6 +78,10 @@ class Gpu:
         gc.collect()
         return find_gpu(None)
 
+    def trouble(self, device: Device) -> str:
+        """See Card."""
+        return str(device.graphs.note)  # type: ignore[attr-defined]  # only a CudaDevice comes here
+
     def recorded(self, work: Work) -> Work:
         """See Card. As a CUDA graph: launching a kernel takes the host longer than some kernels take."""
         work()  # kernels are compiled, memory is there
@@ -86,15 +93,19 @@ class Gpu:
 
     def seconds(self, work: Work) -> float:
         """See Card. By events of the stream that operations go to."""
+        warm = time.monotonic() + WARM
+        while time.monotonic() < warm:
+            work()
+            torch.cuda.synchronize()
         times = []
-        for _ in range(WARM + ROUNDS):
+        for _ in range(ROUNDS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             work()
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end) / 1e3)
-        return statistics.median(times[WARM:])
+        return statistics.median(times)
 
 
 class Rehearsal:
@@ -110,6 +121,10 @@ class Rehearsal:
     def device(self) -> Device:
         """See Card."""
         return HostDevice()
+
+    def trouble(self, device: Device) -> str:
+        """See Card."""
+        return ""
 
     def recorded(self, work: Work) -> Work:
         """See Card."""

@@ -22,7 +22,7 @@ from mosaic.format.errors import InputError, run_program
 
 FOLDER = Path(__file__).parent
 #: Seconds that a part may take: together with building less than eight minutes.
-LIMITS = {"kernels": 130, "engine": 80, "rates": 60, "speed": 120}
+LIMITS = {"kernels": 120, "engine": 70, "rates": 50, "speed": 130}
 PARITY = "kernels,engine"
 GRACE = 10  # seconds for a part to hand on what it has and to delete its files
 STOPPED = 124  # exit code of `timeout`

@@ -21,7 +21,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 python=${PYTHON:-python3}
-build_limit=80
+build_limit=100
 build= rehearse= arguments=()
 for argument in "$@"; do
     case $argument in
@@ -43,7 +43,7 @@ if [ "$build" ] || ! (cd / && "$python" -c "$is_installed" "$root/") 2>/dev/null
     echo "building the native code: at most $build_limit seconds" >&2
     rm -rf "$site"
     timeout "$build_limit" "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
-        --no-build-isolation --target "$site" -C build-dir="$root/build/device/cmake" "$root" >&2 || exit 1
+        --no-build-isolation --target "$site" -C build-dir="$root/build/device/cmake" "$root" >&2 || { echo "the native code was not built" >&2; exit 1; }
     export PYTHONPATH=$site:$root/tests/device/start${PYTHONPATH:+:$PYTHONPATH}
 fi
 exec "$python" "$root/tests/device/check.py" "${arguments[@]}"

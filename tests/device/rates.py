@@ -31,7 +31,7 @@ MOST_COPIES = 512
 # Both compute in float32, in other orders: differences of 1e-6 of the largest output were seen between the CPU's
 # kernels and float64. What is wrong is wrong by about its size.
 FLOAT32_ERROR = 1e-4
-MOST_SHARE = 1.1  # of a ceiling; more means that one of them was measured wrongly
+MOST_SHARE = 1.25  # of a ceiling: reading alone may be some faster than copying; more was measured wrongly
 
 TINY = {
     "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "linear_num_key_heads": 2,

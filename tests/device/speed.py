@@ -1,13 +1,15 @@
 """Tokens per second of a model of the 35B's layers, by how many of its experts have room on the card.
 
 Its weights are random, so routing is nearly uniform: no expert is much hotter than another, and by the rule of
-`PlacementPolicy` none would be worth its copy. Here every expert that is missing is, so that the room gets used; with a
-model that was trained the same room has more hits, and fewer copies.
+`PlacementPolicy` hardly one would be worth its copy. So the room is filled with whatever is used, and what is there
+then stays there. With a model that was trained the same room has more hits.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -20,8 +22,9 @@ from device.lines import Report
 from device.rates import TINY
 from mosaic.format.errors import InputError
 from mosaic.runtime.bench import SHORT_PROMPT, Measurement, begun, decode_seconds, random_tokens, run_tests
-from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice
+from mosaic.runtime.device.choice import DeviceChoice
 from mosaic.runtime.device.part import Tuning
+from mosaic.runtime.experts.hot import HotExperts
 from mosaic.runtime.home import plainly
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
@@ -29,21 +32,38 @@ from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.plan_vram import VramWishes
 
-SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)  # of all experts, with room on the card
-WITHOUT_GRAPHS = (0.0, 1.0)
+KV = KVFormat.BF16
 # Of the largest logit, in the middle of all tokens: see BOUND in `engine`; with so many experts more often one is as
 # good as another.
 ERROR = 1e-3
 
 
 @dataclass(frozen=True)
+class Room:
+    """On the card, for a share of all experts. `graphs`: CUDA graphs; `copying`: what is used goes on to be copied."""
+
+    share: float
+    graphs: bool = True
+    copying: bool = False
+
+    def __str__(self) -> str:
+        forms = "" if self.graphs else ", no CUDA graphs", ", always copying" if self.copying else ""
+        return f"room for {self.share:.0%}{''.join(forms)}"
+
+
+ROOMS = [*map(Room, (0.0, 0.1, 0.25, 0.5, 1.0)), Room(1.0, graphs=False), Room(0.25, copying=True)]
+
+
+@dataclass(frozen=True)
 class Amounts:
-    """`vocab`: rows of head and embedding. Tokens: of a prompt, to fill the room with, to measure. `checked`: the last
-    ones of the prompt, whose logits are compared."""
+    """`vocab`: rows of head and embedding. The others are tokens.
+
+    `fill`: decoded before, to fill the room. `checked`: the last ones of the prompt, whose logits are compared.
+    """
 
     vocab: int = 32768
     prompt: int = 1024
-    fill: int = 256
+    fill: int = 192
     decode: int = 48
     checked: int = 64
     repetitions: int = 2
@@ -78,58 +98,52 @@ class _Speeds:
 
     def all_of_them(self) -> None:
         """First by the CPU alone."""
-        loading = Loading(self._model, KVFormat.BF16, context=self._amounts.context)
+        loading = Loading(self._model, KV, context=self._amounts.context)
         spec, places = loading.weights.spec, loading.places
         self._tokens = random_tokens(spec.vocab_size, self._amounts.context)
         loaded = loading.load(CpuOps(), LoadOptions())
         self._expected = self._logits(loaded.model)
-        experts, used = len(places), len(places.layers) * places.top_k
+        used = len(places.layers) * places.top_k
         for test in self._tests(loaded, loading.piece):
             self._report.add(f"{test.kind} of {test.tokens:,}, CPU alone", test.tok_s, "tok/s")
         del loaded, loading
         slot = max(places[key].nbytes for key in places)
-        rooms = [(share, True) for share in SHARES] + [(share, False) for share in WITHOUT_GRAPHS]
-        for share, graphs in rooms:
-            what = f"room for {share:.0%} of {experts:,} experts{'' if graphs else ', no CUDA graphs'}"
-            with attempt(self._card, self._report, what):
-                self._beside(what, round(share * experts) * slot, used, graphs)
+        for room in ROOMS:
+            with attempt(self._card, self._report, str(room)):
+                self._beside(room, round(room.share * len(places)) * slot, used)
 
-    def _beside(self, what: str, vram: int, used: int, graphs: bool) -> None:
-        """With all layers on the card and so many bytes for experts."""
+    def _beside(self, room: Room, vram: int, used: int) -> None:
+        """All layers on the card, with so many bytes for experts. `used`: experts that a token uses, in all layers."""
         device = eager(self._card.device())
-        if not graphs:
+        if not room.graphs:
             device.run = plainly
-        wishes = VramWishes(vram, None)
-        loading = Loading(
-            self._model, KVFormat.BF16, context=self._amounts.context, chosen=DeviceChoice(device, needed=True),
-            vram=wishes,
-        )  # fmt: skip
+        chosen, wishes = DeviceChoice(device, needed=True), VramWishes(vram)
+        loading = Loading(self._model, KV, context=self._amounts.context, chosen=chosen, vram=wishes)
         try:
-            loading.plans
+            plan = loading.plans[1]
         except InputError:
-            self._report.add(
-                what, vram / 1e9, "GB", note="left out: more than the card has, or too little to be of use"
-            )
+            self._report.add(str(room), vram / 1e9, "GB", note="left out: the card has less, or it is too little")
             return
+        assert plan
         loaded = loading.load(CpuOps(), LoadOptions(tuning=Tuning(min_hits=1)))
         self._fill(loaded.model)
-        self._measure(what, loaded, loading.piece, used)
+        error = self._error(self._logits(loaded.model))
+        with nullcontext() if room.copying else patch.object(HotExperts, "promote"):
+            tests = self._tests(loaded, plan.piece)
+        for test in tests:
+            note = f"{test.device_bytes_per_token / 1e6:.1f} MB copied per token"
+            if test.kind == "decode":
+                note = f"{test.device_hits_per_token / used:.0%} of experts there, {note}, {plan.total / 1e9:.1f} GB"
+            trouble = self._card.trouble(device)
+            note += f"; {trouble}" if trouble else f"; logits off by {error:.0e}"
+            sound = error <= ERROR and not trouble
+            self._report.add(f"{test.kind} of {test.tokens:,}, {room}", test.tok_s, "tok/s", passed=sound, note=note)
 
     def _fill(self, model: HybridModel) -> None:
-        """The room on the card. The sequence ends here: there is room for one."""
-        state = begun(model, self._tokens)
-        decode_seconds(model, state, self._tokens[SHORT_PROMPT:][: self._amounts.fill])
-
-    def _measure(self, what: str, loaded: Loaded, piece: int, used: int) -> None:
-        """`used`: experts that a token uses, in all layers."""
-        error = self._error(self._logits(loaded.model))
-        for test in self._tests(loaded, piece):
-            note = f"{test.device_bytes_per_token / 1e6:.1f} MB copied per token, logits off by {error:.0e}"
-            if test.kind == "decode":
-                note = f"{test.device_hits_per_token / used:.0%} of experts there, {note}"
-            self._report.add(
-                f"{test.kind} of {test.tokens:,}, {what}", test.tok_s, "tok/s", passed=error <= ERROR, note=note
-            )
+        """The room on the card, with what other tokens use. Their sequence ends here: there is memory for one."""
+        tokens = self._tokens[::-1]
+        state = begun(model, tokens)
+        decode_seconds(model, state, tokens[SHORT_PROMPT:][: self._amounts.fill])
 
     def _tests(self, loaded: Loaded, piece: int) -> list[Measurement]:
         amounts = self._amounts

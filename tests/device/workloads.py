@@ -1,4 +1,4 @@
-"""What a model's layers ask of a device, at the sizes of a model: each with the bytes and operations it cannot do without.
+"""What a model's layers ask of a device: operations, with the bytes and arithmetic that they cannot do without.
 
 Written against `DeviceOps`, so a GPU's kernels and the CPU's take the same inputs and can be compared.
 """
@@ -47,9 +47,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sizes:
-    """`few`: vectors of decoding in company. `tokens` of a piece of a prompt, so many `before` it; `long`: of a context.
+    """`few`: vectors of decoding in company. `tokens`: of a piece of a prompt, after some `before`. `long`: a context.
 
-    `rows` of the head are enough to measure it.
+    `rows`: of the head; fewer than a true one has.
     """
 
     few: int = 8

@@ -1,7 +1,6 @@
 """What Mosaic uses of google-crc32c, for machines that have a C compiler but not that package."""
 
 import ctypes
-import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ def _load() -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(dir=BUILT.parent) as folder:  # several processes may be the first
             made = Path(folder) / BUILT.name
             subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", str(made), str(SOURCE)], check=True)
-            os.replace(made, BUILT)
+            made.replace(BUILT)
     library = ctypes.CDLL(str(BUILT))
     library.extend.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t]
     library.extend.restype = ctypes.c_uint32
