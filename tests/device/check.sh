@@ -21,13 +21,13 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 python=${PYTHON:-python3}
-build_limit=100
+build_limit=90
 build= rehearse= arguments=()
 for argument in "$@"; do
     case $argument in
         -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit ;;
         --build) build=yes ;;
-        --rehearse) rehearse=yes; arguments+=("$argument") ;;
+        --rehearse) rehearse=yes; build_limit=600; arguments+=("$argument") ;;
         *) arguments+=("$argument") ;;
     esac
 done

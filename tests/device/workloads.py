@@ -127,8 +127,9 @@ def _attention(what: str, spec: ModelSpec, tokens: int, before: int) -> Workload
 
     def make(device: Device, copies: int) -> list[Run]:
         states = DeviceStates(spec, KVFormat.BF16, device.memory, layers=1, sequences=copies, context=seen)
-        given = [device.bring(_normal(tokens, count, dim)) for count in (heads, kv_heads, kv_heads)]
-        kept = [device.bring(_normal(before, kv_heads, dim)) for _ in ("keys", "values")]
+        counts = enumerate((heads, kv_heads, kv_heads))
+        given = [device.bring(_normal(tokens, count, dim, seed=seed)) for seed, count in counts]
+        kept = [device.bring(_normal(before, kv_heads, dim, seed=seed)) for seed in (3, 4)]
         return [partial(device.ops.attention, *given, _cache(states, kept, tokens)) for _ in range(copies)]
 
     operations = 4 * heads * dim * sum(range(before + 1, seen + 1))
@@ -152,8 +153,8 @@ def _delta(what: str, spec: GatedDeltaSpec, tokens: int) -> Workload:
 
     def make(device: Device, copies: int) -> list[Run]:
         shapes = (spec.conv_dim, spec.conv_kernel), (heads,), (heads,), (value_dim,)
-        weights = DeltaWeights(*(device.bring(_normal(*shape).to(BF16)) for shape in shapes), EPS)
-        inputs = DeltaInputs(*(device.bring(_normal(tokens, width)) for width in widths))
+        weights = DeltaWeights(*(device.bring(_normal(*shape, seed=1).to(BF16)) for shape in shapes), EPS)
+        inputs = DeltaInputs(*(device.bring(_normal(tokens, width, seed=width)) for width in widths))
         states = [_state(device, spec, tokens) for _ in range(copies)]
         return [partial(device.ops.gated_delta, inputs, weights, state) for state in states]
 
@@ -169,7 +170,7 @@ def _delta(what: str, spec: GatedDeltaSpec, tokens: int) -> Workload:
 def _state(device: Device, spec: GatedDeltaSpec, tokens: int) -> DeltaState:
     """Of a sequence in its middle, which so many tokens advance next."""
     state = DeltaState(spec)
-    state.conv, state.recurrent = (_put(device, _normal(*part.shape)) for part in (state.conv, state.recurrent))
+    state.conv, state.recurrent = (_put(device, _normal(*part.shape, seed=2)) for part in (state.conv, state.recurrent))
     state.reserve(tokens)
     return state
 
@@ -179,8 +180,8 @@ def _products(vectors: int, count: float) -> tuple[float, str]:
     return (2 * count, FLOAT32) if vectors <= FEW else (2 * PASSES * count, TENSOR_CORES)
 
 
-def _normal(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+def _normal(*shape: int, seed: int = SEED) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _codes(*shape: int) -> Tensor:
