@@ -15,6 +15,7 @@ from mosaic.format.errors import InputError
 
 FOLDER = Path(__file__).parent
 DEMO_CHECKPOINT = FOLDER / "demo" / "checkpoint"
+SAMPLE_TEXT = FOLDER / "demo" / "heldout" / "austen.txt"  # English prose
 
 
 def cache_folder() -> Path:

@@ -15,6 +15,7 @@ from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
 from mosaic.runtime.ops.cpu import isa
 from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.sizes import format_size
+from mosaic.runtime.tuned import known_tuning, settle_threads
 
 CEILING_SECONDS = 1.0
 
@@ -37,14 +38,16 @@ def print_measurement(
     as_json: bool,
 ) -> None:
     """Measure a model directory, or the demo, at each size. Sizes in tokens and bytes."""
-    count = threads or machine.cores()
     kv_format = option("kv", kv, KVFormat)
-    chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), count)
-    beside = device_beside(chosen, device)
+    chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
+    beside = device_beside(chosen, device, used=vram != VramWishes())
     folder = options.model_folder(out)
     needed = max(*prompts, SHORT_PROMPT + max(generate))  # run_tests tells what is too much for the model
-    context = min(needed, read_catalog(folder).spec.max_position_embeddings)
-    loading = Loading(folder, kv_format, context=context, ram=ram, chosen=beside, vram=vram)
+    catalog = read_catalog(folder)
+    context = min(needed, catalog.spec.max_position_embeddings)
+    tuned = settle_threads(chosen, threads, known_tuning(catalog, beside.name))
+    count = threads or tuned.threads or machine.cores()
+    loading = Loading(folder, kv_format, context=context, ram=ram, chosen=beside, vram=vram, tuned=tuned)
     loaded = loading.load(chosen, LoadOptions())
     model = loaded.model
     tests = run_tests(loaded, loading.piece, prompts, generate, repetitions, _note)
@@ -82,7 +85,7 @@ def print_measurement(
 
 
 def _device_figures(loading: Loading) -> Figures:
-    """What lies on the device."""
+    """What lies on the device, and what was tuned."""
     device, plan = loading.device, loading.plans[1]
     return {
         "device": device.name if device else None,
@@ -92,6 +95,7 @@ def _device_figures(loading: Loading) -> Figures:
         "device_layers": plan.layers if plan else None,
         "device_head": plan.head if plan else None,
         "prefill_piece": loading.piece,
+        "tuned": str(loading.tuned) or None,
     }
 
 
@@ -132,6 +136,8 @@ def _table(tests: Sequence[Measurement], figures: Figures) -> str:
             f"layers, {'with' if figures['device_head'] else 'without'} the head; prompts in pieces of "
             f"{figures['prefill_piece']:,}; hits and copied bytes are per token"
         )
+    if figures["tuned"]:
+        lines.append(f"tuned: {figures['tuned']}")
     return "\n".join(lines)
 
 

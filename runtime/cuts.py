@@ -4,12 +4,21 @@ A vocabulary has a quarter of a million tokens and few survive, so nothing here 
 what a full sort would give.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.runtime.sampling import Sampling
 
 GROUPS = 2048  # more than any usual top_k, and soon sorted
+
+
+class Likeliest(NamedTuple):
+    """Of a whole vocabulary the tokens with the highest scores, best first, of equal ones the lower id first."""
+
+    ids: NDArray[np.intp]
+    scores: NDArray[np.floating]
 
 
 def likeliest(scores: NDArray[np.floating], count: int) -> NDArray[np.intp]:
@@ -30,14 +39,30 @@ def survivors(scores: NDArray[np.floating], sampling: Sampling) -> tuple[NDArray
 
     Each cut sees the probabilities that the one before it left, as in transformers.
     """
+    if count := needed(sampling):
+        ids = likeliest(scores, count)
+        return survivors_among(Likeliest(ids, scores[ids]), sampling)
+    return _cut(np.arange(len(scores)), scores, sampling)
+
+
+def needed(sampling: Sampling) -> int:
+    """How many of the likeliest tokens are enough to choose by; 0: all."""
+    return 1 if sampling.temperature == 0 else sampling.top_k
+
+
+def survivors_among(best: Likeliest, sampling: Sampling) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """`survivors`, by as many of the likeliest tokens as are `needed`; more do no harm."""
+    count = needed(sampling)
+    ids, scores = best.ids[:count], best.scores[:count]
     if sampling.temperature == 0:
-        best = likeliest(scores, 1)
-        return best, np.ones(len(best))
-    if sampling.top_k:
-        ids = likeliest(scores, sampling.top_k)
-        scores = scores[ids]
-    else:
-        ids = np.arange(len(scores))
+        return ids, np.ones(len(ids))
+    return _cut(ids, scores, sampling)
+
+
+def _cut(
+    ids: NDArray[np.intp], scores: NDArray[np.floating], sampling: Sampling
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Temperature and what follows top-k, of tokens with these scores."""
     if not len(ids) or scores.max() == -np.inf:
         return ids[:0], np.empty(0)
     shares = _softmax(scores, sampling.temperature)

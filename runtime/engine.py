@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mosaic.format.catalog import read_catalog
 from mosaic.format.errors import InputError
 from mosaic.format.jsonfile import read_json
 from mosaic.format.layout import CONFIG_FILE
@@ -27,7 +28,7 @@ from mosaic.recipes import cache_folder
 from mosaic.runtime import session_file
 from mosaic.runtime.answering import Answering
 from mosaic.runtime.device import Device
-from mosaic.runtime.device.choice import DeviceChoice, device_beside
+from mosaic.runtime.device.choice import device_beside
 from mosaic.runtime.grammar import Grammars
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
@@ -49,6 +50,7 @@ from mosaic.runtime.text.dialogue import Dialogue, message_of
 from mosaic.runtime.text.reply import Piece, ReplyReader
 from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
+from mosaic.runtime.tuned import Tuned, known_tuning, settle_threads
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -74,6 +76,7 @@ class Engine:
         self.defaults: Sampling = recommended.sampling
         self.stop: frozenset[int] = recommended.stop | _config_stop(folder)
         self.context: int = loading.plan.context
+        self.tuned: Tuned = loading.tuned
         self.num_tokens = min(self.tokenizer.num_tokens, loaded.model.spec.vocab_size)
         self._identity = Identity.of(loading.weights.catalog, loaded.model.kv)
         self.scheduler = Scheduler(
@@ -113,12 +116,18 @@ class Engine:
         `context`: most tokens of prompt and answer together; by default the model's, or what memory allows. `kv`: f32,
         bf16 or e4m3. `parallel`: sequences at a time. `state_budget`: memory for states that later prompts go on from.
         `device`: cpu, cuda, cuda:N, or auto, a GPU if there is one that can be used; `vram`: its memory for experts;
-        `gpu_layers`: how many layers lie there.
+        `gpu_layers`: how many layers lie there. `threads`, and what is not said of the device: as `mosaic-run --tune`
+        found it to be fastest, or else all cores and what fits; of `ops` that are not a name, as they are.
         `progress` is told of bytes that are read. InputError for whatever is not as it should be.
         """
         folder = Path(folder).expanduser()
+        by_name = isinstance(ops, str)
         if isinstance(ops, str):
             ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
+        wishes = VramWishes(_nbytes("vram", vram), gpu_layers)
+        chosen = device_beside(ops, device, used=wishes != VramWishes())
+        tuned = known_tuning(read_catalog(folder), chosen.name)
+        tuned = settle_threads(ops, threads, tuned) if by_name else replace(tuned, threads=None)
         loading = Loading(
             folder,
             option("kv", kv, KVFormat),
@@ -126,8 +135,9 @@ class Engine:
             ram=_nbytes("ram", ram),
             parallel=parallel,
             state_budget=_nbytes("state_budget", state_budget),
-            chosen=device_beside(ops, device) if isinstance(device, str) else DeviceChoice(device, needed=True),
-            vram=VramWishes(_nbytes("vram", vram), gpu_layers),
+            chosen=chosen,
+            vram=wishes,
+            tuned=tuned,
         )
         tokenizer = Tokenizer(folder)  # before the weights: it may be refused, and what it takes is planned for
         return cls(folder, tokenizer, loading, loading.load(ops, options or LoadOptions(), progress))
@@ -257,8 +267,10 @@ class Engine:
 
     def load_session(self, file: str | Path) -> dict[str, Any]:
         """Remember what `save_session` wrote; its document. InputError if it is of another model, or damaged."""
-        cache = self.scheduler.cache
-        states, document = session_file.load(Path(file), self._identity, self.model, cache.budget, self.context)
+        cache, make_room = self.scheduler.cache, self.scheduler.make_room
+        states, document = session_file.load(
+            Path(file), self._identity, self.model, cache.budget, self.context, make_room
+        )
         for tokens, snapshot in states:
             cache.put(tokens, snapshot)
         return document

@@ -1,8 +1,10 @@
 """A model directory made ready to run within a budget of memory."""
 
+import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,12 +28,13 @@ from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.cpu import CpuOps, threads
 from mosaic.runtime.plan import MemoryPlan, Wishes
-from mosaic.runtime.plan_vram import VramPlan, VramWishes
+from mosaic.runtime.plan_vram import VramPlan, VramWishes, make_vram_plan
 from mosaic.runtime.plans import make_plans
 from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.sizes import format_size
 from mosaic.runtime.speeds import speeds
+from mosaic.runtime.tuned import UNTUNED, Tuned
 from mosaic.runtime.weights import Weights
 
 ANYTHING = VramWishes()
@@ -46,7 +49,7 @@ class LoadOptions:
     prefetch: bool = False  # read what the next layer will probably choose
     warm: Path | None = None  # a routing profile: experts to begin with
     record: Path | None = None  # a routing trace to write
-    tuning: Tuning = field(default_factory=Tuning)
+    tuning: Tuning | None = None  # if not what was tuned
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Loading:
 
     `ram`: bytes that this process may take; `parallel`: sequences at a time, each of at most `context` tokens;
     `state_budget`: bytes for recurrent states that are kept for later prompts. `chosen`: a device that helps, and
-    `vram`: what is wished of its memory.
+    `vram`: what is wished of its memory. `tuned`: what is done where nothing is wished; once there is a plan, as much
+    of it as really is.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Loading:
         state_budget: int | None = None,
         chosen: DeviceChoice = HOST_ONLY,
         vram: VramWishes = ANYTHING,
+        tuned: Tuned = UNTUNED,
     ) -> None:
         if ram is not None and ram > total_memory():
             expected, remedy = f"at most {format_size(total_memory())}", "give less with --ram"
@@ -98,18 +103,46 @@ class Loading:
         self._folder = folder
         self.parallel = parallel
         self._wishes = Wishes(kv, context, parallel, state_budget, ram)
-        self._chosen, self._vram = chosen, vram
+        self._chosen, self._vram, self.tuned = chosen, vram, tuned
 
     @cached_property
     def plans(self) -> tuple[MemoryPlan, VramPlan | None]:
         """Of RAM and device. Made when they are first asked for, of a process that has everything else by then."""
         device = self._chosen.device
+        budget = device.free() if device else None
+        self.tuned = self.tuned.beside(self._vram, budget)
+        with suppress(InputError):  # it may fit no more
+            return make_plans(self.weights, self.places, self._wishes, self.tuned.wishes(self._vram), budget)
+        self.tuned = replace(self.tuned, vram=None, piece=None)
         try:
-            return make_plans(self.weights, self.places, self._wishes, self._vram, device.free() if device else None)
+            return make_plans(self.weights, self.places, self._wishes, self._vram, budget)
         except InputError:
-            if device is None or self._chosen.needed or self._vram != ANYTHING:
+            if device is None or self._chosen.needed:
                 raise
             return make_plans(self.weights, self.places, self._wishes, self._vram, None)
+
+    def vram_plan(self, vram: VramWishes) -> VramPlan | None:
+        """What would lie on the device by other wishes, in the context that was planned; None if that cannot be."""
+        plan = self.plans[1]
+        assert plan
+        wishes = replace(self._wishes, context=plan.context)
+        try:
+            return make_vram_plan(self.weights, self.places, wishes, vram, plan.budget)
+        except InputError:
+            return None
+
+    def move(self, find: Callable[[], DeviceChoice], vram: VramWishes) -> None:
+        """Plan another part of it for the device, which is found anew; in RAM all stays as planned.
+
+        For another `load`, with the `experts` that were loaded before. Of the model nothing may be left: both at a time
+        may be too much. InputError if the part cannot be.
+        """
+        ram, self._chosen = self.plan, HOST_ONLY
+        gc.collect()  # with the device goes all that lies there
+        self._chosen, self._vram = find(), vram
+        assert self._chosen.device
+        wishes = replace(self._wishes, context=ram.context)
+        self.plans = ram, make_vram_plan(self.weights, self.places, wishes, vram, self._chosen.device.free())
 
     @property
     def plan(self) -> MemoryPlan:
@@ -133,10 +166,11 @@ class Loading:
         largest = max(self.weights.shards.values(), key=lambda shard: len(shard.buffer))
         return largest.file, max(slot_nbytes(self.places), LEAST_SPAN)
 
-    def load(self, ops: Ops, options: LoadOptions, progress: Progress = silent) -> Loaded:
-        """Read what is to stay in memory. `progress` is told of bytes."""
+    def load(
+        self, ops: Ops, options: LoadOptions, progress: Progress = silent, experts: ExpertStore | None = None
+    ) -> Loaded:
+        """Read what is to stay in memory. `progress` is told of bytes. `experts`: of an earlier load, to be used on."""
         steady_heap()
-        experts: ExpertStore
         slots, vram = self.plan.slots, self.plans[1]  # what is refused is refused before anything is opened for writing
         wanted = self._wanted(options.warm) if options.warm else []
         writer = None
@@ -145,19 +179,21 @@ class Loading:
         check: Callable[[], None] = _nothing
         if slots is None:
             self.weights.populate(progress)
-            experts = MappedExperts(self.weights, self.places, check=options.check)
+            experts = experts or MappedExperts(self.weights, self.places, check=options.check)
             check = ShardFiles(self._folder, self.weights.shards).check_all
         else:
             if vram:
                 self.weights.make_resident(progress, vram.layers, head=not vram.head)
             else:
                 self.weights.make_resident(progress)
-            experts = cached = CachedExperts(self.places, Arena(self.places, self._folder, slots, check=options.check))
-            cached.warm(wanted, progress)
+            if not experts:
+                arena = Arena(self.places, self._folder, slots, check=options.check)
+                experts = cached = CachedExperts(self.places, arena)
+                cached.warm(wanted, progress)
         if writer:
             weakref.finalize(experts, writer.close)
             experts = RecordedExperts(experts, writer)
-        part = self._part(ops, vram, options.tuning) if vram else Part(None, None)
+        part = self._part(ops, vram, options.tuning or self.tuning) if vram else Part(None, None)
         model = HybridModel(
             self.weights, ops, self._wishes.kv, experts, foretell=options.prefetch,
             mixing=part.tier.from_host if part.tier else None, elsewhere=part.elsewhere,
@@ -165,6 +201,12 @@ class Loading:
         if vram:
             self.weights.release_dense(vram.layers, head=vram.head)
         return Loaded(model, experts, part.tier, check)
+
+    @property
+    def tuning(self) -> Tuning:
+        """What was tuned, or else what is usual."""
+        usual = Tuning()
+        return Tuning(self.tuned.min_hits or usual.min_hits, self.tuned.stream_tokens or usual.stream_tokens)
 
     def _part(self, ops: Ops, vram: VramPlan, tuning: Tuning) -> Part:
         """What the device has of the model."""

@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic.format.spec import FeedForward, Mixer
+from mosaic.runtime.cuts import Likeliest
 from mosaic.runtime.experts.mapped import MappedExperts
 from mosaic.runtime.experts.store import ExpertStore
 from mosaic.runtime.home import Home, Mixing, host
@@ -21,6 +24,9 @@ from mosaic.runtime.layers.norm import RmsNorm
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.state import DeltaState, LayerState, SequenceState
 from mosaic.runtime.weights import ModelWeights, Weights
+
+SPARE = 8  # likeliest tokens beyond what is needed, that ties may be told apart
+Row = NDArray[np.floating] | Likeliest
 
 
 class DecoderLayer:
@@ -114,7 +120,7 @@ class HybridModel:
         here = host(ops, weights, KVPool(spec.attention.num_kv_heads, spec.attention.head_dim, kv), mixing)
         away, count = (elsewhere.home, elsewhere.layers) if elsewhere else (here, 0)
         self.kv = kv
-        self._homes = dict.fromkeys((here, away))
+        self._here, self._homes = here, dict.fromkeys((here, away))
         self._ops = ops
         self._rows = weights.rows("embedding")
         self._layers = [
@@ -196,3 +202,20 @@ class HybridModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [T, V] of hidden states [T, H] of one sequence, or [B, T, V] of [B, T, H]; on the host."""
         return self._head(self._norm(self._head_home.bring(hidden))).cpu()
+
+    @torch.inference_mode()
+    def candidates(self, hidden: Tensor, needed: Sequence[int], num_tokens: int) -> list[Row]:
+        """What to choose tokens by, after hidden states [B, H] of B sequences: logits [V], or the likeliest tokens.
+
+        Where logits are on a device, few of them have to come here: `needed` of each sequence, below `num_tokens`; 0
+        is for all.
+        """
+        logits = self._head(self._norm(self._head_home.bring(hidden[:, None])))[:, 0]
+        most = max(needed)
+        if self._head_home is self._here or not min(needed) or not 0 < most <= num_tokens - SPARE:
+            return list(logits.cpu().numpy())
+        scores, ids = (part.cpu().numpy() for part in logits[:, :num_tokens].topk(most + SPARE))
+        if (scores[:, most - 1] == scores[:, -1]).any():  # more ties than were fetched: the lowest ids may be missing
+            return list(logits.cpu().numpy())
+        order = np.lexsort((ids, -scores))
+        return [Likeliest(row[place], score[place]) for row, score, place in zip(ids, scores, order, strict=True)]

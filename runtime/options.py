@@ -14,6 +14,7 @@ from mosaic.recipes import demo_model
 from mosaic.runtime.sizes import parse_size
 
 Choice = TypeVar("Choice", bound=StrEnum)
+THREADS_VARIABLE = "MOSAIC_THREADS"
 DEVICE = re.compile(r"(cpu|auto|cuda)|(cuda):([0-9]{1,3})")
 
 
@@ -35,7 +36,9 @@ ActivationsChoice = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, envvar="MOSAIC_THREADS", help="Threads to use; default: all cores."),
+    typer.Option(
+        min=1, max=1024, envvar=THREADS_VARIABLE, help="Threads to use; default: what was tuned, or all cores."
+    ),
 ]
 Ram = Annotated[
     str | None,

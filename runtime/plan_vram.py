@@ -21,10 +21,12 @@ class VramWishes:
     """What may be said of the memory of a device; what is None is chosen.
 
     `slots_nbytes`: for expert slots. `layers`: how many dense layers, from the first on; all if there are fewer.
+    `piece`: tokens of a prompt that are computed together.
     """
 
     slots_nbytes: int | None = None
     layers: int | None = None
+    piece: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ def make_vram_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes, vram:
     nothing does.
     """
     draft = _Draft(VramItems(weights, places, wishes), vram, budget)
-    for piece in PIECES:
-        if draft.in_proportion(piece) and (plan := draft.filled(piece)):
+    for piece in [piece for piece in PIECES if draft.in_proportion(piece)] if vram.piece is None else [vram.piece]:
+        if plan := draft.filled(piece):
             return plan
     raise draft.refused()
 

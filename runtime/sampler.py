@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.format.errors import InputError
-from mosaic.runtime.cuts import likeliest, survivors
+from mosaic.runtime.cuts import Likeliest, likeliest, needed, survivors, survivors_among
 from mosaic.runtime.sampling import Sampling
 
 
@@ -68,10 +68,22 @@ class Sampler:
                     remedy="remove it, or use this model's own tokenizer",
                 )
 
-    def choose(self, logits: NDArray[np.floating]) -> Chosen:
+    @property
+    def needed(self) -> int:
+        """How many of the likeliest tokens `choose` can do with; 0: it wants all logits."""
+        wants_all = self._changes or self._logprobs is not None
+        return 0 if wants_all else needed(self._sampling)
+
+    @property
+    def _changes(self) -> bool:
+        """Whether scores are others than the model's logits."""
+        return bool(self._sampling.looks_back or self._sampling.logit_bias or self._mask is not None)
+
+    def choose(self, logits: NDArray[np.floating] | Likeliest) -> Chosen:
         """A token for logits [V], remembered for the next one; ids from `num_tokens` on are padding and never chosen.
 
-        InputError if the bias forbids every token that the mask allows, or for logits that no sound model computes.
+        As many of the likeliest as are `needed` do as well. InputError if the bias forbids every token that the mask
+        allows, or for logits that no sound model computes.
         """
         ids, shares = self.distribution(logits)
         if not len(ids):
@@ -87,11 +99,14 @@ class Sampler:
             self._times[token] = self._times.get(token, 0) + 1
         if self._mask is not None:
             self._mask.advance(token)
-        return Chosen(token) if self._logprobs is None else scored(logits, token, self._logprobs, self._num_tokens)
+        if self._logprobs is None:
+            return Chosen(token)
+        assert not isinstance(logits, Likeliest)
+        return scored(logits, token, self._logprobs, self._num_tokens)
 
-    def distribution(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    def distribution(self, logits: NDArray[np.floating] | Likeliest) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Ids [C] of the tokens that `choose` would draw from, and their probabilities [C]."""
-        scores = logits[: self._num_tokens]
+        scores = logits.scores if isinstance(logits, Likeliest) else logits[: self._num_tokens]
         if not scores.max() < np.inf:  # NaN is not, either
             raise InputError(
                 "the model's logits are not finite",
@@ -99,7 +114,10 @@ class Sampler:
                 expected="a number",
                 remedy="check the model directory with mosaic-verify",
             )
-        if self._sampling.looks_back or self._sampling.logit_bias or self._mask is not None:
+        if isinstance(logits, Likeliest):
+            assert len(scores) >= self.needed > 0
+            return survivors_among(logits, self._sampling)
+        if self._changes:
             scores = scores.copy()
             self._penalise(scores)
             self._restrict(scores)

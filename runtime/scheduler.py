@@ -9,14 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.machine import major_faults
-from mosaic.runtime.model import HybridModel
+from mosaic.runtime.model import HybridModel, Row
 from mosaic.runtime.prefill import IN_COMPANY, PREFILL_CHUNK, SHORTEST, next_cut
 from mosaic.runtime.prefixes import StateCache
 from mosaic.runtime.prompt_scores import scores_of
@@ -167,10 +165,10 @@ class Scheduler:
         prompt, first = sequence.request.prompt, len(sequence.tokens)
         limit = IN_COMPANY if self._answering else self.piece
         last = next_cut(first, sequence.marks, len(prompt), limit)
-        self._make_room(self._growth(first, last))
+        self.make_room(self._growth(first, last))
         sequence.generation.prompt_done, sequence.generation.piece = first, last - first
         hidden = self.model.hidden(prompt[first:last], sequence.state)
-        logits = self.model.logits(hidden[-1:])[0].numpy() if last == len(prompt) else None
+        row = self._candidates(hidden[-1:], [sequence])[0] if last == len(prompt) else None
         self._score(sequence, hidden, first)
         self._check()  # before anyone believes them
         sequence.tokens.extend(prompt[first:last])
@@ -180,10 +178,10 @@ class Scheduler:
         seconds = time.perf_counter() - start
         sequence.stats.prefill_seconds += seconds
         self._reading.rotate(-1)
-        if logits is not None:
+        if row is not None:
             self._reading.remove(sequence)
             self._answering.append(sequence)
-            self._choose(sequence, logits)
+            self._choose(sequence, row)
         return seconds
 
     def _reuse(self, sequence: Running) -> None:
@@ -194,7 +192,7 @@ class Scheduler:
         found, read = self.cache.longest(prompt, len(prompt) - SHORTEST), len(sequence.tokens)
         if found and found[1] > read:
             snapshot, length = found
-            self._make_room(self.model.pages(1))
+            self.make_room(self.model.pages(1))
             sequence.state = snapshot.resume(length)
             sequence.tokens = list(prompt[:length])
             sequence.stats.reused_tokens += length - read
@@ -210,27 +208,31 @@ class Scheduler:
     def _decode(self, sequences: list[Running]) -> float:
         """Run the token that each of them chose last, and choose the next. Seconds that it took."""
         start = time.perf_counter()
-        self._make_room(sum(self._growth(len(each.tokens), len(each.tokens) + 1) for each in sequences))
+        self.make_room(sum(self._growth(len(each.tokens), len(each.tokens) + 1) for each in sequences))
         hidden = self.model.step([each.last for each in sequences], [each.state for each in sequences])
-        rows = self.model.logits(hidden[:, None])[:, 0].numpy()
+        rows = self._candidates(hidden, sequences)
         seconds = time.perf_counter() - start
         self._check()
-        for sequence, logits in zip(sequences, rows, strict=True):
+        for sequence, row in zip(sequences, rows, strict=True):
             sequence.tokens.append(sequence.last)
             sequence.stats.decoded_tokens += 1
             sequence.stats.decode_seconds += seconds
-            self._choose(sequence, logits)
+            self._choose(sequence, row)
         return seconds
 
-    def _choose(self, sequence: Running, logits: NDArray[np.floating]) -> None:
-        """Choose a token by logits [V] of the last one; ends the answer where that is the end."""
+    def _candidates(self, hidden: Tensor, sequences: list[Running]) -> list[Row]:
+        """What the sequences choose by, after their last tokens, hidden [B, H]."""
+        return self.model.candidates(hidden, [each.sampler.needed for each in sequences], self._num_tokens)
+
+    def _choose(self, sequence: Running, row: Row) -> None:
+        """Choose a token by what comes after the last one; ends the answer where that is the end."""
         request, stats = sequence.request, sequence.stats
         if request.max_tokens == 0:
             return self._end(sequence, FinishReason.MAX_TOKENS)
         if len(sequence.tokens) >= self.context:
             return self._end(sequence, FinishReason.CONTEXT_FULL)
         try:
-            chosen = sequence.sampler.choose(logits)
+            chosen = sequence.sampler.choose(row)
         except InputError as error:  # a grammar or a bias that leaves nothing: no concern of the others
             return self._end(sequence, FinishReason.REFUSED, error)
         if chosen.token in self.stop or chosen.token in request.stop_tokens:
@@ -255,7 +257,7 @@ class Scheduler:
         """Remember a sequence as it is now, for prompts that begin so."""
         worth = sequence.tokens and not sequence.request.score_prompt
         if worth and self.cache.make_room(sequence.state.nbytes):
-            self._make_room(self.model.pages(1))
+            self.make_room(self.model.pages(1))
             self.cache.put(sequence.tokens, sequence.state.snapshot())
 
     def _drop_unsound(self) -> None:
@@ -271,7 +273,7 @@ class Scheduler:
         self._answering.clear()
         self._sound = True
 
-    def _make_room(self, pages: int) -> None:
+    def make_room(self, pages: int) -> None:
         """Forget kept states until there is memory for keys and values in so many more pages."""
         while pages and self.model.pages_in_use + pages > self._most_pages and self.cache.evict():
             pass

@@ -4,7 +4,7 @@ A legal safetensors file, since others can look into those. It is as hostile as 
 read, and as private as what was said. Its tensors are `session_layout`'s, its bytes `session_stream`'s.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +79,18 @@ def _used(stored: Tensor, count: int) -> Bytes:
 
 
 def load(
-    file: Path, identity: Identity, model: HybridModel, budget: int | None = None, longest: int | None = None
+    file: Path,
+    identity: Identity,
+    model: HybridModel,
+    budget: int | None = None,
+    longest: int | None = None,
+    make_room: Callable[[int], None] = lambda pages: None,
 ) -> tuple[list[State], dict[str, Any]]:
     """The states and the JSON object of a file, in the order in which `save` was given them.
 
     `budget`: most bytes of recurrent states; if there are more, the first states are left out. `longest`: states of
-    more tokens are left out, too. InputError if the file is damaged, of another model, or has keys and values in
-    another format.
+    more tokens are left out, too. `make_room` is told how many pages will be taken. InputError if the file is damaged,
+    of another model, or has keys and values in another format.
     """
     empty = model.new_sequence()
     header = read_head(file, identity, empty.layers, model.spec.max_position_embeddings)
@@ -110,6 +115,7 @@ def load(
             for number, pool in (user for draft in drafts for user in draft.users()):
                 if pools.setdefault(number, pool) is not pool:
                     raise damaged(file, f"layers that share page {number}", "pages of one layer each")
+            make_room(len(pools) + 1)
             pages = {number: pools[number].allocate() for number in sorted(pools)}
             caches = split(empty.layers)[0]
             if contents.lengths and caches:

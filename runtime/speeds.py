@@ -4,15 +4,13 @@ What `mosaic-run --plan` foresees is made of these and of the bytes that a token
 cache folder, per machine, disk and number of threads; delete the file to measure again.
 """
 
-import json
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from mosaic.format.jsonfile import to_bytes, write_durably
-from mosaic.recipes import cache_folder
 from mosaic.runtime import machine
+from mosaic.runtime.kept import keep, recall
 from mosaic.runtime.ops.cpu import isa
 
 SPEEDS_FILE = "speeds.json"
@@ -32,18 +30,14 @@ def speeds(file: Path, span: int, threads: int) -> Speeds:
     if known := known_speeds(file, span, threads):
         return known
     found = Speeds(machine.weight_speed(SECONDS, threads), machine.disk_speed(file, span, SECONDS))
-    try:
-        memory = cache_folder() / SPEEDS_FILE
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(memory, to_bytes({**_kept(), _key(file, span, threads): asdict(found)}, indent=1))
-    except OSError:
-        pass  # a folder that cannot be written to: measured again next time
+    with suppress(OSError):  # a folder that cannot be written to: measured again next time
+        keep(SPEEDS_FILE, _key(file, span, threads), asdict(found))
     return found
 
 
 def known_speeds(file: Path, span: int, threads: int) -> Speeds | None:
     """The same if they were measured before."""
-    match _kept().get(_key(file, span, threads)):
+    match recall(SPEEDS_FILE, _key(file, span, threads)):
         case {"weights": float(weights), "disk": float(disk)}:
             return Speeds(weights, disk)
     return None
@@ -51,11 +45,3 @@ def known_speeds(file: Path, span: int, threads: int) -> Speeds | None:
 
 def _key(file: Path, span: int, threads: int) -> str:
     return f"{platform.node()}, {isa()}, {threads} threads, device {file.stat().st_dev}, spans of {span} bytes"
-
-
-def _kept() -> dict[str, Any]:
-    try:
-        known = json.loads((cache_folder() / SPEEDS_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}

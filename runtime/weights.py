@@ -238,6 +238,7 @@ class Weights:
         For models that do not fit: the reading of experts would push mapped pages out. Before tensors are asked for.
         """
         dense = self.dense(first, head=head)
+        self._resident = {}  # of an earlier time: both would be too much
         told = progress("reading dense weights", sum(info.nbytes for info in dense.values()))
         self._resident = read_tensors(dense, told)
 

@@ -21,8 +21,11 @@ NATIVE_USERS = {
     "convert/quantize.py",
 }
 DECISIONS = {
-    f"runtime/experts/{name}.py"
-    for name in ("slots", "tracker", "placement", "promotion", "trace", "replay", "profile")
+    "runtime/tuning.py",
+    *(
+        f"runtime/experts/{name}.py"
+        for name in ("slots", "tracker", "placement", "promotion", "trace", "replay", "profile")
+    ),
 }
 PLANS = {f"runtime/{name}.py" for name in ("footprint", "plan", "plan_vram", "plans", "vram_items")}
 #: Pieces of Hugging Face tensor names. `_scale_inv` has one more owner, the contract.

@@ -33,7 +33,7 @@ class HostOps(CpuOps):
         """See DeviceOps."""
         used, places = np.unique(slots.numpy(), return_inverse=True)
         absent = int(used[0] < 0)
-        experts = [held.expert(int(slot)) for slot in used[absent:]]
+        experts = [held.experts[slot] for slot in used[absent:]]
         self.apply_experts(x, (places.reshape(slots.shape) - absent).astype(np.int32), experts, outputs)
 
 

@@ -4,6 +4,7 @@ What is missing is read while the rest computes.
 """
 
 import contextlib
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -32,7 +33,7 @@ class CachedExperts:
         self._arena = arena
         self._ahead: set[Key] = set()  # read ahead, and neither chosen nor given up yet
         self._foretold: dict[int, list[int]] = {}  # by layer
-        self._loans: dict[Loan, Key] = {}  # whose slots are held
+        self._loans: dict[weakref.ref[Loan], Key] = {}  # whose slots are held
         self._sound = True  # False while arena and policy may disagree
         self._epoch = 0  # how often they did
 
@@ -83,7 +84,7 @@ class CachedExperts:
         if len(self._loans) < self._places.top_k and self._arena.has(key):
             self._arena.hold(key)
             loan = Loan(self._arena.span(key), self._arena.scales(key))
-            self._loans[loan] = key
+            self._loans[weakref.ref(loan)] = key
         self._sound = True
         return loan
 
@@ -143,7 +144,7 @@ class CachedExperts:
         Between any two instructions a slot may be claimed and not noted, or a read collected and not used.
         """
         if not self._sound:
-            for loan in self._loans:
+            for loan in filter(None, (known() for known in self._loans)):
                 loan.sound = False
             self._loans.clear()
             self._arena.reset()
@@ -151,8 +152,9 @@ class CachedExperts:
             self._foretold.clear()
             self._epoch += 1
         self._sound = False
-        for loan in [loan for loan in self._loans if loan.given_back]:
-            self._arena.let_go(self._loans.pop(loan))
+        for known in list(self._loans):
+            if (lent := known()) is None or lent.given_back:
+                self._arena.let_go(self._loans.pop(known))
 
     def _begin(self, keys: list[Key], tokens: int) -> list[Key]:
         """Begin to read as many as there are slots for; the others."""

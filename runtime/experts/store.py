@@ -13,7 +13,10 @@ from mosaic.runtime.weights import Expert
 
 @dataclass(eq=False)
 class Loan:
-    """The bytes of an expert in memory, as they lie in its shard. Any thread may read them until it is given back."""
+    """The bytes of an expert in memory, as they lie in its shard. Any thread may read them until it is given back.
+
+    So it is when nobody holds it any more: an interruption may come before whoever asked could note it.
+    """
 
     span: NDArray[np.uint8]  # gate | up | down
     scales: NDArray[np.uint8]  # the same; none if it has none

@@ -85,6 +85,11 @@ class Tier:
         """What happened so far, beside what the store of all experts counted."""
         return replace(store, device_hits=self._hits, device_bytes=self._nbytes + self._copied)
 
+    def retune(self, min_hits: int, stream_tokens: int) -> None:
+        """Go on with other thresholds, and with empty slots, as after a start."""
+        self._costs, self._stream_tokens = replace(self._costs, min_hits=min_hits), stream_tokens
+        self._reset()
+
     def from_device(self, x: Tensor, routing: Routing, shared: Tensor | None, source: LayerExperts) -> Tensor:
         """See Mixing. X and the result are on the device."""
         chosen, here = self._device.fetch(routing.experts, x)
@@ -127,12 +132,14 @@ class Tier:
         """Which of the chosen are cold [.., R, 1], and their outputs [.., R, H], by the host as they arrive."""
         outputs = torch.empty(*call.chosen.shape, x.shape[-1])
         order = np.full(self._places.num_experts + 1, NOWHERE, np.int32)  # by number, its place in the group
+        is_cold = np.zeros(len(order), np.bool_)
+        is_cold[cold] = True
         for group in source.arriving(cold, call.tokens) if cold else ():
             if group:
                 order[list(group)] = np.arange(len(group))
                 self._host.apply_experts(x, order[call.chosen], list(group.values()), outputs)
                 order.fill(NOWHERE)
-        return torch.from_numpy(np.isin(call.chosen, cold))[..., None], outputs
+        return torch.from_numpy(is_cold[call.chosen])[..., None], outputs
 
     def _enter(self, chosen: NDArray[np.int64], source: LayerExperts) -> Call:
         """Decide. What an interruption (Ctrl-C) left half done is forgotten with everything else: it starts cold."""

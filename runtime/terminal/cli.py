@@ -21,6 +21,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 PLANNED = (  # what a plan depends on
     "out", "demo", "kv", "context", "ram", "state_budget", "device", "vram", "gpu_layers", "threads", "stats", "plan"
 )  # fmt: skip
+TUNED = (  # what tuning depends on; what is given is not tuned
+    "out", "demo", "kv", "context", "ram", "state_budget", "device", "vram", "gpu_layers", "activations", "threads",
+    "stats", "tune",
+)  # fmt: skip
 OF_CHATS = ("system", "think", "show_thinking", "session")  # what plain text has no use for
 
 
@@ -61,6 +65,7 @@ def command(
     ram: options.Ram = None,
     state_budget: options.StateBudget = None,
     plan: flags.Plan = False,
+    tune: flags.Tune = False,
     warm: options.Warm = None,
     record_routing: options.RecordRouting = None,
     prefetch: options.Prefetch = False,
@@ -74,6 +79,11 @@ def command(
     the disk when they are chosen: slower, but the same words. Checksums are for mosaic-verify, or --check. The demo is
     converted once, into XDG_CACHE_HOME (~/.cache)/mosaic. What is typed in a chat is kept in XDG_STATE_HOME
     (~/.local/state)/mosaic/history.
+
+    --tune measures this machine with this model, and keeps in XDG_CACHE_HOME/mosaic/tuned.json what was fastest:
+    threads and, with a GPU, memory for experts, how often one is used before it is copied there, and from how many
+    tokens on and in which pieces a prompt is read there. Later runs of the model use it, but for what their options
+    say; an option beside --tune is not tuned. No word of an answer by the CPU depends on it.
 
     Standard output has the answer and a newline, nothing else, if it is not a terminal.
 
@@ -89,10 +99,20 @@ def command(
     form = options.choice("--stats", stats, Form)
     budget, kept = options.size("--ram", ram), options.size("--state-budget", state_budget)
     slots = options.vram_size(device, vram, gpu_layers)
-    if plan:
-        options.refuse_beside(invocation, "--plan", lambda name: name not in PLANNED)
+    if plan or tune:
+        mode, used = ("--tune", TUNED) if tune else ("--plan", PLANNED)
+        options.refuse_beside(invocation, mode, lambda name: name not in used)
         if prompt is not None or form is Form.LIVE:
-            raise _unclear("--plan with a prompt, or --stats live", "mosaic-run OUT --plan; there will be no answer")
+            raise _unclear(f"{mode} with a prompt, or --stats live", f"mosaic-run OUT {mode}; there will be no answer")
+    if tune:
+        from mosaic.runtime.terminal.tuning import tune as find_settings
+
+        find_settings(
+            options.model_folder(folder), kv, context=context, ram=budget, state_budget=kept, activations=activations,
+            threads=threads, device=device, vram=slots, gpu_layers=gpu_layers, as_json=form is Form.JSON,
+        )  # fmt: skip
+        return
+    if plan:
         from mosaic.runtime.terminal.planning import show_plan
 
         show_plan(options.model_folder(folder), kv, context=context, ram=budget, state_budget=kept, threads=threads,
@@ -133,22 +153,26 @@ def command(
 
     option("kv", kv, KVFormat)
     chosen = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
+    StopStrings(stop or ())
+    folder = options.model_folder(folder)  # converts the demo, which takes a while: options are fine by now
+    catalog = read_catalog(folder)
+    if not raw:
+        ChatTemplate(folder)
     profiled = None
     if profile:
         from mosaic.runtime.ops.profiled import ProfiledOps
+        from mosaic.runtime.tuned import known_tuning, settle_threads
 
-        chosen = profiled = ProfiledOps(chosen)
-    StopStrings(stop or ())
-    folder = options.model_folder(folder)  # converts the demo, which takes a while: options are fine by now
-    read_catalog(folder)
-    if not raw:
-        ChatTemplate(folder)
+        settle_threads(chosen, threads, known_tuning(catalog, None))
+        profiled = ProfiledOps(chosen)
     with loading_bars() as progress:
         engine = Engine.load(
-            folder, ram=budget, context=context, kv=kv, state_budget=kept, ops=chosen,
-            device=device, vram=slots, gpu_layers=gpu_layers,
+            folder, ram=budget, context=context, kv=kv, state_budget=kept, ops=profiled or ops,
+            activations=activations, threads=threads, device=device, vram=slots, gpu_layers=gpu_layers,
             options=LoadOptions(check, prefetch, warm, record_routing), progress=progress,
         )  # fmt: skip
+    if form is Form.TEXT and str(engine.tuned):
+        print(f"tuned: {engine.tuned}", file=sys.stderr)
     settings.defaults = engine.defaults
     conversation = Conversation(settings, raw=raw)
     if kept_in:

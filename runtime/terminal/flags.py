@@ -48,3 +48,6 @@ Stats = Annotated[
     typer.Option(metavar="FORM", help="Figures on standard error: text, json (one object, last line), or live."),
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="Only tell where the memory goes and what to expect.")]
+Tune = Annotated[
+    bool, typer.Option("--tune", help="Only find the settings that are fastest here, in a minute, and keep them.")
+]

@@ -1,7 +1,10 @@
 """mosaic-run --plan: where the memory of a run would go, and the speed to expect. Loads no weights."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+
+from mosaic.format.catalog import read_catalog
 
 
 def show_plan(
@@ -30,20 +33,27 @@ def show_plan(
     from mosaic.runtime.speeds import speeds
     from mosaic.runtime.terminal import asking, chat, one_shot, progress, session  # noqa: F401
     from mosaic.runtime.tokenizer import Tokenizer
+    from mosaic.runtime.tuned import known_tuning, settle_threads
 
+    kv_format, ops = option("kv", kv, KVFormat), make_ops(OpsName.CPU, threads=threads)
+    wishes = VramWishes(vram, gpu_layers)
+    chosen = choose_device(device, used=wishes != VramWishes())
+    tuned = settle_threads(ops, threads, known_tuning(read_catalog(folder), chosen.name))
     loading = Loading(
-        folder, option("kv", kv, KVFormat), context=context, ram=ram, state_budget=state_budget,
-        chosen=choose_device(device), vram=VramWishes(vram, gpu_layers),
+        folder, kv_format, context=context, ram=ram, state_budget=state_budget,
+        chosen=chosen, vram=wishes, tuned=tuned,
     )  # fmt: skip
-    needed = Tokenizer(folder), make_ops(OpsName.CPU, threads=threads)  # they take memory that is planned for
-    found = speeds(*loading.spans, threads or cores())
+    needed = Tokenizer(folder), ops  # they take memory that is planned for
+    found = speeds(*loading.spans, threads or tuned.threads or cores())
     dense = sum(info.nbytes for info in loading.weights.dense().values())
     plan, vram_plan = loading.plans
     expected = {}
     if not vram_plan:  # what a GPU makes of it, mosaic-bench --simulate foresees
         expected = expectations(plan, loading.places, len(loading.weights.spec.layers), dense, found)
     if as_json:
-        print(json.dumps(plan_dict(plan, expected, found, vram_plan)))
+        print(json.dumps({**plan_dict(plan, expected, found, vram_plan), "tuned": asdict(loading.tuned)}))
     else:
         print(*plan_lines(plan, expected, found, vram_plan), sep="\n")
+        if str(loading.tuned):
+            print(f"tuned: {loading.tuned}")
     del needed

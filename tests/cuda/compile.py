@@ -140,8 +140,10 @@ def label(launch: Launch) -> str:
     """Its name and what tells its variants apart."""
     types = [kind[1:] for name, kind in launch.signature.items() if name in ("matrix", "values") and kind[0] == "*"]
     scales = {"*bf16": ["bf16 scales"], "*fp32": ["f32 scales"]}.get(launch.signature.get("scales", ""), [])
-    sizes = [f"{name} {launch.constants[name]}" for name in ("vectors", "normalize") if name in launch.constants]
-    added = ["sum"] if launch.signature.get("y", "constexpr") != "constexpr" else []
+    named = ("vectors", "normalize", "swiglu")
+    sizes = [f"{name} {launch.constants[name]}" for name in named if name in launch.constants]
+    given = {"y": "sum", "gate": "gate"}
+    added = [given[name] for name, kind in launch.signature.items() if name in given and kind != "constexpr"]
     return " ".join([launch.name, *types, *scales, *sizes, *added])
 
 

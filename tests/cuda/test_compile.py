@@ -10,19 +10,10 @@ import pytest
 pytest.importorskip("triton", reason="kernels for GPUs: install triton (`just test-gpu`)")
 COMPILE = Path(__file__).with_name("compile.py")
 KERNELS = {
-    *(
-        "matvec._matvec",
-        "matmul._matmul",
-        "matmul._matmul_plain",
-        "gates._gated",
-        "pages._store",
-        "split._split",
-        "norms._rms_norm",
-        "router._route",
-        "rotary._rotate",
-    ),
+    *("matvec._matvec", "matmul._matmul", "matmul._matmul_plain", "split._split", "norms._rms_norm", "gates._gated"),
     *("experts._gate_up", "experts._down", "experts._add_outputs", "grouped._gate_up", "grouped._down"),
-    *("attention._segment", "attention._merge", "attention_tiles._tile", "delta_conv._step", "delta_conv._conv"),
+    *("router._route", "rotary._rotate", "pages._store", "attention_tiles._tile"),
+    *("attention._segment", "attention._merge", "delta_conv._step", "delta_conv._conv"),
     *("delta._step", "delta_chunk._solve", "delta_chunk._walk", "delta_chunk._norm"),
 }
 

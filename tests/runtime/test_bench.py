@@ -166,7 +166,7 @@ def test_the_demo_as_a_process(demo):
         (("--device", "tpu"), ("--device", "tpu", "cuda:N")),
         (("--device", "cpu", "--vram", "1GiB"), ("--vram means nothing with --device cpu",)),
         (("--device", "cpu", "--gpu-layers", 1), ("--gpu-layers means nothing with --device cpu",)),
-        (("--device", "cuda", "--ops", "reference"), ("--device needs the CPU's kernels",)),
+        (("--device", "cuda", "--ops", "reference"), ("a device needs the CPU's kernels",)),
         (("--vram", "much"), ("--vram is no size",)),
         (("--no-such-option",), ("--no-such-option",)),
     ],

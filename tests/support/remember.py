@@ -3,10 +3,12 @@
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from mosaic.runtime.kv import KVCache, KVFormat, KVPool, pages_of
 from mosaic.runtime.state import SequenceState, new_layer_state
+from support.states import append
 
 WIDTH = 512  # of a key: few pages in a slab, since making them takes time
 
@@ -44,7 +46,7 @@ class Rememberer:
         for layer in state.layers:
             if isinstance(layer, KVCache):
                 row = torch.full((1, 1, WIDTH), float(token))
-                layer.append(row, row)
+                append(layer, row, row)
                 stored = [value for page in layer.pages for value in page.values[0, :, 0, 0].tolist()]
                 held.append(stored[: layer.length])
             else:
@@ -58,6 +60,9 @@ class Rememberer:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = [self._row(int(row.item())) for row in hidden.flatten()]
         return torch.stack(rows).view(*hidden.shape[:-1], self.spec.vocab_size)
+
+    def candidates(self, hidden: torch.Tensor, needed: Sequence[int], num_tokens: int) -> list[np.ndarray]:
+        return list(self.logits(hidden).numpy())
 
     def _row(self, seed: int) -> torch.Tensor:
         return torch.rand(self.spec.vocab_size, generator=torch.Generator().manual_seed(seed))

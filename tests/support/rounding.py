@@ -87,9 +87,13 @@ class Rounded:
     def shaped(self, *shape):
         return Rounded(self.value.reshape(shape), self.error.reshape(shape))
 
-    @property
-    def T(self):
-        return Rounded(self.value.T, self.error.T)
+    def swapped(self):
+        """The first two axes exchanged."""
+        return Rounded(self.value.swapaxes(0, 1), self.error.swapaxes(0, 1))
+
+    @staticmethod
+    def stack(parts):
+        return Rounded(np.stack([part.value for part in parts]), np.stack([part.error for part in parts]))
 
     def holds(self, found):
         """Assert that float32 results are within the bound, and that they are float32."""

@@ -10,11 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mosaic.runtime.kv import PAGE_TOKENS
-from mosaic.runtime.ops.cuda.attention_sums import softmax_sums
+from mosaic.runtime.ops.cuda.attention_sums import absorb, key_rows
 from mosaic.runtime.ops.cuda.attention_tiles import attend_tiles
-from mosaic.runtime.ops.cuda.pages import Pages
+from mosaic.runtime.ops.cuda.pages import PAGE, Pages, read_rows
 
 SEGMENT = tl.constexpr(8 * PAGE_TOKENS)  # positions of a program
+STEP = tl.constexpr(PAGE_TOKENS // 4)  # positions at a time
 LEAST_QUERIES = 16  # rows of a product
 
 
@@ -41,11 +42,16 @@ def _segment(
         used = place < group
         head = kv_head * group + place
         asked = tl.load(query + head[:, None] * dim + column[None, :], mask=used[:, None], other=0.0) * scale
-        end = tl.minimum(begin + SEGMENT, length)
-        limits = tl.full((queries,), length, tl.int32)
-        top, whole, total = softmax_sums(
-            asked, limits, values, scales, table, begin, end, kv_heads, kv_head, queries, dim
-        )
+        top = tl.full((queries,), -float("inf"), tl.float32)
+        whole = tl.zeros((queries,), tl.float32)
+        total = tl.zeros((queries, dim), tl.float32)
+        for start in range(begin, tl.minimum(begin + SEGMENT, length), STEP):
+            token = start + tl.arange(0, STEP)
+            seen, keys = token < length, key_rows(table, token, start, kv_heads, kv_head)
+            key = read_rows(values, scales, keys, seen, column, dim)
+            scores = tl.where(seen[None, :], tl.dot(asked, tl.trans(key), input_precision="ieee"), -float("inf"))
+            value = read_rows(values, scales, keys + PAGE * kv_heads, seen, column, dim)
+            top, whole, total = absorb(scores, value, top, whole, total)
         row = segment * kv_heads * group + head
         tl.store(highest + row, top, mask=used)
         tl.store(mass + row, whole, mask=used)

@@ -16,7 +16,7 @@ from mosaic.runtime.weights import E4M3Matrix
 ROWS = 64  # rows of x of a program
 COLUMNS = 64  # rows of the matrix of a program; divides BLOCK
 STEP = tl.constexpr(64)  # columns of the matrix at a time; divides BLOCK
-PLAIN_ROWS, PLAIN_COLUMNS, PLAIN_STEP = 32, 32, 32  # the same of plain weights
+PLAIN_ROWS, PLAIN_COLUMNS, PLAIN_STEP = 32, 32, 16  # the same of plain weights
 
 
 @triton.jit

@@ -27,8 +27,8 @@ class Pages:
     """Keys and values of a sequence: pages of a pool on the device.
 
     `values` [P, 2 (key, value), 64, kv heads, d] float32, bfloat16, or E4M3 codes (uint8) with `scales` float32
-    [P, 2, 64, kv heads, 1]; d is a power of two. `table` int32 [n]: the sequence's pages in order, with room for the
-    new tokens; `length` int32 [1]: the tokens before those.
+    [P, 2, 64, kv heads, 1]; d is a power of two, at least 16. `table` int32 [n]: the sequence's pages in order, with
+    room for the new tokens; `length` int32 [1]: the tokens before those.
     """
 
     values: Tensor
@@ -44,10 +44,11 @@ class Pages:
 
 
 @triton.jit
-def read_rows(values: tl.tensor, scales: tl.tensor, rows: tl.tensor, wanted: tl.tensor, dim: tl.constexpr) -> tl.tensor:
-    """Rows of the pool that are wanted, float32 [rows, dim]; the others are 0."""
-    places = values + rows[:, None] * dim + tl.arange(0, dim)[None, :]
-    result = weights_at(places, wanted[:, None])
+def read_rows(
+    values: tl.tensor, scales: tl.tensor, rows: tl.tensor, wanted: tl.tensor, columns: tl.tensor, dim: tl.constexpr
+) -> tl.tensor:
+    """Columns of the rows of the pool that are wanted, float32 [rows, columns]; the others are 0."""
+    result = weights_at(values + rows[:, None] * dim + columns[None, :], wanted[:, None])
     if scales is not None:
         result *= tl.load(scales + rows, mask=wanted, other=0.0)[:, None] * FROM_HALF
     return result
@@ -61,7 +62,7 @@ def codes_of(x: tl.tensor) -> tl.tensor:
     # 20 bits of the fraction go; its exponent has a bias of 127, that of a code one of 7.
     normal = (size - (120 << 23) + 0x7FFFF + ((size >> 20) & 1)) >> 20
     tiny = (tl.abs(x) + COARSE).to(tl.int32, bitcast=True) & 0xF
-    return (tl.where(tl.abs(x) < NORMAL, tiny, normal) | ((bits >> 24) & 0x80)).to(tl.uint8)
+    return (tl.where(tl.abs(x) < NORMAL, tiny, normal) | ((bits >> 24) & ~0x7F)).to(tl.uint8)
 
 
 @triton.jit

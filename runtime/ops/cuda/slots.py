@@ -55,12 +55,13 @@ class ExpertSlots:
         """Bytes of one slot."""
         return self.codes[0].nbytes + self.scales[0].nbytes
 
-    def expert(self, slot: int) -> Expert:
-        """Views of the expert in a slot."""
+    @cached_property
+    def experts(self) -> list[Expert]:
+        """Views of what is in the slots, in order."""
         shapes = [(self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner)]
-        codes, scales = self.codes[slot].chunk(3), self.scales[slot].chunk(3)
-        matrices = [
-            E4M3Matrix(code.view(shape), scale.view(e4m3.grid(shape)))
-            for code, scale, shape in zip(codes, scales, shapes, strict=True)
-        ]
-        return Expert(*matrices)
+
+        def expert(codes: Tensor, scales: Tensor) -> Expert:
+            parts = zip(codes.chunk(3), scales.chunk(3), shapes, strict=True)
+            return Expert(*(E4M3Matrix(code.view(shape), scale.view(e4m3.grid(shape))) for code, scale, shape in parts))
+
+        return list(map(expert, self.codes, self.scales))

@@ -85,8 +85,7 @@ class Formulas:
         source = np.arange(heads) // (heads // spec.num_key_heads)
 
         def by_head(x, dim):
-            shaped = x.shaped(tokens, -1, dim)
-            return Rounded(shaped.value.swapaxes(0, 1), shaped.error.swapaxes(0, 1))
+            return x.shaped(tokens, -1, dim).swapped()
 
         self.query = by_head(mixed[:, :width], spec.key_head_dim)[source]
         self.key = by_head(mixed[:, width : 2 * width], spec.key_head_dim)[source]
@@ -103,7 +102,7 @@ class Formulas:
 def normed(read, inputs, weights):
     """Of reads [value heads, T, d_v]."""
     (heads, tokens, dim), z = read.value.shape, Rounded(inputs.z.double().numpy()).silu()
-    read = Rounded(read.value.swapaxes(0, 1), read.error.swapaxes(0, 1))
+    read = read.swapped()
     mean = (read * read).sum(-1) * Rounded(1 / dim, 4 * UNIT / dim) + weights.eps
     gain = Rounded(weights.norm.double().numpy()) * z.shaped(tokens, heads, dim)
     return (read * mean.inverse_root()[..., None] * gain).shaped(tokens, -1)
@@ -136,10 +135,8 @@ def inverted(system):
 def chunked(inputs, weights, state, spec):
     """Output, new state and new history of one chunk."""
     found = Formulas(inputs, weights, state, spec)
-    parts = [
-        ruled(found, head, Rounded(state.recurrent[head].double().numpy())) for head in range(len(state.recurrent))
-    ]
-    read, held = (Rounded(np.stack([x.value for x in part]), np.stack([x.error for x in part])) for part in zip(*parts))
+    heads = [ruled(found, head, Rounded(held.double().numpy())) for head, held in enumerate(state.recurrent)]
+    read, held = (Rounded.stack(parts) for parts in zip(*heads, strict=True))
     return normed(read, inputs, weights), held, found.history
 
 
@@ -159,14 +156,14 @@ def ruled(found, head, held):
     with np.errstate(invalid="ignore"):
         between = decay(*between)
     between = Rounded(np.where(past, between.value, 0), np.where(past, between.error, 0))
-    shares = query @ key.T * between * asked[:, None] * known
-    system = key @ key.T * between * (beta * known)[:, None] * known
+    shares = query @ key.swapped() * between * asked[:, None] * known
+    system = key @ key.swapped() * between * (beta * known)[:, None] * known
     strict = np.tri(len(total), k=-1)
     inverses = inverted(Rounded(system.value * strict, system.error * strict)) * beta
     errors = found.value[head] - key @ held * (known * since)[:, None]
     written = inverses @ errors
     read = query @ held * (asked * since)[:, None] + shares @ written
-    return read, held * since[-1] + key.T @ (written * (known * until)[:, None])
+    return read, held * since[-1] + key.swapped() @ (written * (known * until)[:, None])
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 2.0), (torch.float32, 1e-3)])

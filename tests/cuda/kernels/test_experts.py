@@ -57,7 +57,7 @@ def outputs_of(x, slots, experts, product):
     value, error = np.full((*slots.shape, experts.hidden), ABSENT), np.zeros((*slots.shape, experts.hidden))
     for slot in range(SLOTS):
         tokens, ranks = np.nonzero(slots.numpy() == slot)
-        gate, up, down = (values(weight) for weight in vars(experts.expert(slot)).values())
+        gate, up, down = (values(weight) for weight in vars(experts.experts[slot]).values())
         vectors = Rounded(x.double().numpy()[tokens])
         inner = product(vectors, gate).silu() * product(vectors, up)
         found = product(inner, down)
@@ -85,7 +85,7 @@ def test_their_sum_is_the_reference(apply, product, tokens, device):
     total = add_outputs(found, weights.to(device))
     outputs = outputs_of(x, slots, experts, product)
     expected = (outputs * Rounded(weights.double().numpy()[..., None])).sum(1)
-    source = Arriving({slot: experts.expert(slot) for slot in range(SLOTS)})
+    source = Arriving({slot: experts.experts[slot] for slot in range(SLOTS)})
     expected.agrees(ReferenceOps().experts(x, Routing(slots.long(), weights), source))
     expected.holds(total)
 

@@ -180,6 +180,18 @@ def test_lent_twice_is_kept_until_it_is_given_back_twice(folder, truth):
     assert experts.pinned() == []
 
 
+def test_what_nobody_holds_is_given_back(folder, truth):
+    """Ctrl-C may come between the loan and whoever was to note it."""
+    experts = Store(folder, truth)
+    experts.layer(0, [5, 6, 7, 8])
+    held = experts.lend(0, 5)
+    for _ in range(2 * TOP_K):
+        assert experts.lend(0, 6)
+    assert len(experts.pinned()) == 1
+    experts.pressure()
+    assert content(held) == truth[0, 5]
+
+
 def test_a_read_that_fails_leaves_loans_as_they_are(folder, truth, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "model")
     experts = Store(copy, truth)

@@ -1,0 +1,120 @@
+"""mosaic-run --tune: finds the settings with which a model is fastest here, shows them and keeps them."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mosaic.format.catalog import read_catalog
+from mosaic.format.errors import InputError
+from mosaic.recipes import SAMPLE_TEXT, cache_folder
+
+if TYPE_CHECKING:
+    from mosaic.runtime.tuning import Found
+
+CHARACTERS = 8  # of a text, at most, that have a token among them
+
+
+def tune(
+    folder: Path,
+    kv: str,
+    *,
+    context: int | None,
+    ram: int | None,
+    state_budget: int | None,
+    activations: str,
+    threads: int | None,
+    device: str,
+    vram: int | None,
+    gpu_layers: int | None,
+    as_json: bool,
+) -> None:
+    """Measure for a minute at most, print what was found and keep it. What is given is not tuned. Sizes in bytes."""
+    from mosaic.runtime.device.choice import choose_device
+    from mosaic.runtime.kv import KVFormat
+    from mosaic.runtime.loading import Loading
+    from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
+    from mosaic.runtime.ops.cpu import CpuOps
+    from mosaic.runtime.plan_vram import VramWishes
+    from mosaic.runtime.terminal.progress import loading_bars
+    from mosaic.runtime.tokenizer import Tokenizer
+    from mosaic.runtime.tuned import TITLES, Tuned, keep_tuning, known_tuning, settle_threads, shown
+    from mosaic.runtime.tuning import SECONDS, Climb
+    from mosaic.runtime.tuning_trials import LONGEST_PROMPT, Rig
+
+    kv_format, multiplied = option("kv", kv, KVFormat), option("activations", activations, Activations)
+    ops, wishes = make_ops(OpsName.CPU, multiplied, threads), VramWishes(vram, gpu_layers)
+    find = partial(choose_device, device, used=wishes != VramWishes())
+    chosen, catalog, tokenizer = find(), read_catalog(folder), Tokenizer(folder)
+    name, known = chosen.name, known_tuning(catalog, chosen.name)
+    loading = Loading(
+        folder, kv_format, context=context, ram=ram, state_budget=state_budget, chosen=chosen, vram=wishes,
+        tuned=settle_threads(ops, threads, known),
+    )  # fmt: skip
+    del chosen  # the rig lets go of the device to take it anew
+    tokens = tokenizer.encode(SAMPLE_TEXT.read_text(encoding="utf-8")[: CHARACTERS * LONGEST_PROMPT])
+    with loading_bars() as progress:
+        rig = Rig(loading, wishes, lambda: CpuOps(multiplied), find, tokens, progress)
+    start = time.monotonic()
+    pace = rig.write(min(tokenizer.num_tokens, catalog.spec.vocab_size))
+    _note(f"{1 / pace:.2f} tok/s as it is")
+    held = {"threads"} if threads else set[str]()
+    if wishes != VramWishes():
+        held.add("vram")
+    knobs = rig.knobs(held)
+    if not knobs:
+        found, remedy = "one core or --threads, and no device", "leave options out"
+        raise InputError("nothing is left to tune", found=found, expected="a choice", remedy=remedy)
+    climb = Climb(
+        knobs, rig.settings, start + SECONDS,
+        told=lambda knob, value, cost: _note(f"{TITLES[knob.name]} {shown(knob.name, value)}: {1 / cost:.2f} tok/s"),
+    )  # fmt: skip
+    climb.run()
+    seconds = time.monotonic() - start
+    compared = {name: found.after for name, found in climb.found.items() if found.cost is not None}
+    plan = loading.plans[1]
+    budget = {"vram_budget": plan.budget} if plan and "vram" in compared else {}
+    tuned = Tuned(**{**asdict(known), **compared, **budget})
+    if as_json:
+        settings = {name: {**asdict(found), **_speeds(found)} for name, found in climb.found.items()}
+        about = {"model": str(folder), "device": name, "seconds": seconds, "decode_tok_s": 1 / pace}
+        print(json.dumps({**about, "settings": settings, "tuned": asdict(tuned)}))
+    else:
+        print(*_table(climb.found, seconds), sep="\n")
+    try:
+        keep_tuning(catalog, name, tuned)
+    except OSError as error:
+        raise InputError(
+            "what was tuned cannot be kept",
+            file=cache_folder(),
+            found=error.strerror,
+            expected="a folder that can be written to",
+            remedy="set XDG_CACHE_HOME to another folder",
+        ) from error
+
+
+def _table(found: "dict[str, Found]", seconds: float) -> list[str]:
+    """For a person."""
+    from mosaic.runtime.tuned import TITLES, shown
+
+    lines = [f"{'setting':<24}{'before':>12}{'after':>12}{'tok/s before':>16}{'after':>12}"]
+    for name, one in found.items():
+        speeds = (f"{speed:.2f}" if speed else "-" for speed in _speeds(one).values())
+        before, after = (f"{speed:>{width}}" for speed, width in zip(speeds, (16, 12), strict=True))
+        lines.append(f"{TITLES[name]:<24}{shown(name, one.before):>12}{shown(name, one.after):>12}{before}{after}")
+    left = [TITLES[name] for name, one in found.items() if not one.finished]
+    lines.append(f"in {seconds:.0f} s" + (f"; no time was left for more of: {', '.join(left)}" if left else ""))
+    return lines
+
+
+def _speeds(found: "Found") -> dict[str, float | None]:
+    """Tokens per second, of the work that a setting is for."""
+    before = 1 / found.cost if found.cost else None
+    return {"tok_s_before": before, "tok_s_after": before and before * found.gain}
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
