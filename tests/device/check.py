@@ -64,8 +64,9 @@ def _run(name: str, arguments: list[str], file: Path) -> list[Line]:
     """A part's lines, and one of itself."""
     limit, start = LIMITS[name], time.monotonic()
     print(f"{name}: at most {limit} seconds", file=sys.stderr, flush=True)
-    command = ["timeout", f"--kill-after={GRACE}", str(limit), sys.executable, str(FOLDER / "part.py"), name, str(file)]
-    code = subprocess.run([*command, *arguments], stdout=sys.stderr).returncode
+    limited = ["timeout", "--foreground", f"--kill-after={GRACE}", str(limit)]  # in reach of Ctrl-C
+    command = [*limited, sys.executable, str(FOLDER / "part.py"), name, str(file), *arguments]
+    code = subprocess.run(command, stdout=sys.stderr).returncode
     note = "" if not code else "stopped: out of time" if code == STOPPED else f"exit code {code}"
     Report(name, file).add("whole part", time.monotonic() - start, "s", passed=not code, note=note)
     return read(file)

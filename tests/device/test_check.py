@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device import check, rates
+from device import check, kernels, rates
 from device.card import Rehearsal, attempt
 from device.engine import BOUND, Reading, _compare
 from device.lines import Report, read, table
@@ -110,6 +110,30 @@ def test_what_breaks_on_the_card_is_a_line(report, tmp_path):
         raise RuntimeError("out of resources\nand more")
     [line] = read(tmp_path / "lines")
     assert (line.failed, line.note) == (True, "RuntimeError: out of resources")
+
+
+def test_outcomes_of_tests(report, tmp_path, monkeypatch):
+    tests = tmp_path / "test_some.py"
+    tests.write_text("""
+import pytest
+
+@pytest.fixture
+def broken():
+    raise AssertionError
+
+def test_passes(): pass
+def test_fails(): assert 0
+def test_is_skipped(): pytest.skip("why")
+def test_cannot_begin(broken): pass
+""")
+    monkeypatch.setattr(kernels, "REHEARSED", tests)
+    kernels.run(Rehearsal(), report)
+    lines = read(tmp_path / "lines")
+    assert [(line.what, line.value, line.failed) for line in lines] == [
+        ("test_some", 1, True),
+        ("exit code of pytest", 1, True),
+    ]
+    assert lines[0].note == "2 failed, 1 skipped"
 
 
 @pytest.mark.parametrize("operation", ["linear", "apply", "attention", "gated_delta", "upload"])
