@@ -31,6 +31,10 @@ test-gpu: (setup "[gpu-test]")
     {{ bin }}/python -m pytest tests/cuda
     {{ bin }}/python tests/cuda/compile.py
 
+# Right and wrong, rates and tokens per second on this machine's NVIDIA card; --help says what the arguments are.
+check-device *arguments: (setup "[gpu-test]")
+    PYTHON={{ bin }}/python tests/device/check.sh {{ arguments }}
+
 # Style and formatting; types are a test (tests/test_typing.py).
 lint: (setup "[test]")
     {{ bin }}/ruff check .
