@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mosaic.runtime.device.memory import Memory
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.home import Run
 from mosaic.runtime.ops import Ops
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
 
 class Fence(Protocol):

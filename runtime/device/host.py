@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mosaic.runtime.device import Fence
 from mosaic.runtime.device.memory import Memory
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.home import plainly
 from mosaic.runtime.machine import free_memory
 from mosaic.runtime.ops.cpu import Activations, CpuOps
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
 
 class Over:

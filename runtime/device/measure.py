@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from mosaic.runtime.device import Device
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 
 ROUNDS = 5  # of which the median counts
 LAUNCHES = 16  # of a round: one alone is over before the clock can tell

@@ -7,6 +7,7 @@ from mosaic.format.spec import ModelSpec
 from mosaic.runtime.device import Device
 from mosaic.runtime.device.states import DeviceStates
 from mosaic.runtime.device.weights import DeviceWeights
+from mosaic.runtime.experts.expert_slots import ExpertSlots, expert_slots
 from mosaic.runtime.experts.hot import Costs
 from mosaic.runtime.experts.placement import MIN_HITS
 from mosaic.runtime.experts.places import ExpertPlaces
@@ -15,7 +16,6 @@ from mosaic.runtime.home import Home
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.model import Elsewhere
 from mosaic.runtime.ops.cpu import CpuOps
-from mosaic.runtime.ops.cuda.slots import ExpertSlots, expert_slots
 from mosaic.runtime.plan_vram import VramPlan
 from mosaic.runtime.resident import TORCH
 from mosaic.runtime.weights import Weights

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.runtime.device import Device
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.experts.placement import MIN_HITS, WINDOW, Placement, PlacementPolicy
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.promotion import RING, Copy, Promotion
@@ -13,7 +14,6 @@ from mosaic.runtime.experts.slots import SlotPolicy
 from mosaic.runtime.experts.store import ExpertStore, Loan
 from mosaic.runtime.experts.tracker import Tracker
 from mosaic.runtime.experts.uploads import Upload, Uploads
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
 NOWHERE = -1  # in place of a slot
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic.runtime.device import Device
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.experts.places import Place
 from mosaic.runtime.experts.store import LayerExperts
 from mosaic.runtime.experts.uploads import Upload, Uploads
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.weights import E4M3Matrix, Expert
 
 HALVES = 2

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mosaic.runtime.device import Device
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.experts.hot import NOWHERE, Costs, HotExperts
 from mosaic.runtime.experts.placement import Placement
 from mosaic.runtime.experts.places import ExpertPlaces
@@ -23,7 +24,6 @@ from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.experts.uploads import Uploads
 from mosaic.runtime.ops import Routing
 from mosaic.runtime.ops.cpu import CpuOps
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
 STREAM_TOKENS = 512  # of a piece of a prompt; with fewer the host may be as fast as the bus
 

@@ -20,7 +20,7 @@ from mosaic.format.layout import CONFIG_FILE
 from mosaic.format.spec import ModelSpec
 from mosaic.runtime.device import Device
 from mosaic.runtime.device.host import HostDevice
-from mosaic.runtime.ops.cuda.slots import expert_slots
+from mosaic.runtime.experts.expert_slots import expert_slots
 
 MEMORY = "memory"
 COPIED = 256 << 20  # bytes of a copy

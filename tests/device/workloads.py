@@ -15,9 +15,9 @@ from mosaic.format import e4m3
 from mosaic.format.spec import GatedDeltaSpec, ModelSpec
 from mosaic.runtime.device import Device
 from mosaic.runtime.device.states import DeviceStates
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.kv import KVCache, KVFormat
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.ops.reference_delta import CHUNK
 from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import E4M3Matrix

@@ -4,6 +4,7 @@ import torch
 
 from mosaic.format import e4m3
 from mosaic.format.spec import GatedDeltaSpec
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.kv import PAGE_TOKENS
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights
 from mosaic.runtime.ops.cuda.attention import attend
@@ -18,7 +19,6 @@ from mosaic.runtime.ops.cuda.norms import add_rms_norm, rms_norm
 from mosaic.runtime.ops.cuda.pages import Pages, store
 from mosaic.runtime.ops.cuda.rotary import angles, rotate
 from mosaic.runtime.ops.cuda.router import route
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import E4M3Matrix
 

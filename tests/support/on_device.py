@@ -6,12 +6,12 @@ from mosaic.format.spec import FeedForward
 from mosaic.runtime.device.memory import Memory
 from mosaic.runtime.device.states import DeviceStates
 from mosaic.runtime.device.weights import DeviceWeights
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.home import Home, plainly
 from mosaic.runtime.kv import PAGE_TOKENS
 from mosaic.runtime.model import Elsewhere, HybridModel
 from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.ops.cuda.ops import CudaOps
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.weights import Weights
 
 CONTEXT, SEQUENCES = 3 * PAGE_TOKENS, 3

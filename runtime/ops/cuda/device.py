@@ -13,10 +13,10 @@ from torch import Tensor
 from mosaic.runtime.device import DeviceOps, Fence
 from mosaic.runtime.device.measure import measure
 from mosaic.runtime.device.memory import Memory
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.home import Run, Segment
 from mosaic.runtime.ops.cuda.graphs import Graph, Graphs
 from mosaic.runtime.ops.cuda.ops import CudaOps
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.state import LayerState
 
 

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.ops.cuda.decode import dot_rows, silu
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
 ROWS = 16  # of a program
 COLUMNS = 256  # of a program that adds outputs

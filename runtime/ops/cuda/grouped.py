@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.ops.cuda.decode import silu
 from mosaic.runtime.ops.cuda.experts import check_places
 from mosaic.runtime.ops.cuda.matmul import dot_tile
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.ops.cuda.split import split
 
 PAIRS = 32  # of a tile: a prompt's chunk of 512 tokens gives an expert 16 of them on average

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mosaic.runtime.device.states import DeviceCache
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.kv import KVCache, KVFormat
 from mosaic.runtime.ops import DeltaInputs, DeltaWeights, ExpertSource, Routing
 from mosaic.runtime.ops.cuda.attention import attend
@@ -26,7 +27,6 @@ from mosaic.runtime.ops.cuda.norms import add_rms_norm, rms_norm
 from mosaic.runtime.ops.cuda.pages import Pages, store
 from mosaic.runtime.ops.cuda.rotary import Angles, angles, rotate
 from mosaic.runtime.ops.cuda.router import route
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import E4M3Matrix, Weight
 

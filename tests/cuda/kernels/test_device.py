@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.ops.cuda.find import find_gpu
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NBYTES = 1 << 24

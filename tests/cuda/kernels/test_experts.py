@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from mosaic.format import e4m3
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.ops import Routing
 from mosaic.runtime.ops.cuda.experts import add_outputs, apply_experts
 from mosaic.runtime.ops.cuda.grouped import PAIRS, apply_experts_grouped, tiles_of
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
 from mosaic.runtime.ops.reference import ReferenceOps
 from support.experts import Arriving
 from support.gpu_weights import SCALES, codes, normal, scales, split_error, values

@@ -5,7 +5,7 @@ import torch
 from mosaic.runtime.device import measure as module
 from mosaic.runtime.device.host import HostDevice
 from mosaic.runtime.device.measure import LAUNCHES, ROUNDS, TOGETHER, measure
-from mosaic.runtime.ops.cuda.slots import ExpertSlots
+from mosaic.runtime.experts.expert_slots import ExpertSlots
 
 HIDDEN, INNER, SLOTS = 128, 128, 5
 UPLOAD, APPLY = 0.25, 0.5  # seconds

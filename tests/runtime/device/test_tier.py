@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from mosaic.runtime.experts import hot, placement, promotion, slots, streaming, tier, tracker, uploads
+from mosaic.runtime.experts.expert_slots import expert_slots
 from mosaic.runtime.experts.hot import Costs
 from mosaic.runtime.experts.store import LayerExperts, Loan, PresentExperts
 from mosaic.runtime.experts.tier import Tier, TierMemory
 from mosaic.runtime.ops import Routing
 from mosaic.runtime.ops.cpu import CpuOps
-from mosaic.runtime.ops.cuda.slots import expert_slots
 from mosaic.runtime.weights import E4M3Matrix, Expert
 from support.experts import Arriving
 from support.gpu_weights import matrix, normal
