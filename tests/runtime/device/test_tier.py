@@ -67,12 +67,14 @@ class Store(PresentExperts):
         self.draw, self.lent = draw, list[tuple[weakref.ref[Loan], np.ndarray]]()
         self.experts = {key: new_expert(*key) for key in PLACES}
 
-    def observe(self, layer, chosen, elsewhere):
+    def observe(self, layer, chosen, elsewhere=()):
+        self.wanted = {*chosen.ravel().tolist()} - {*elsewhere}
         for loan, span in self.lent:
             if not on_loan(loan):
                 span.fill(GONE)
 
     def arriving(self, layer, experts, tokens):
+        assert self.wanted.issuperset(experts)
         source = Arriving({number: self.experts[layer, number] for number in experts}, self.draw.randint(1, 9))
         for group in source.arriving(experts, tokens):
             here = {number: copied(expert) for number, expert in group.items()}
