@@ -2,8 +2,10 @@
 
 import importlib.util
 import os
+import signal
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -27,15 +29,27 @@ class Outcomes:
         if report.when == "call" or not report.passed:
             self.files.setdefault(Path(report.location[0]).stem, Counter())[report.outcome] += 1
 
+    def tell(self, report: Report) -> None:
+        """A line for each file."""
+        for file, counts in sorted(self.files.items()):
+            note = f"{counts['failed']} failed, {counts['skipped']} skipped"
+            report.add(file, counts["passed"], "tests", passed=not counts["failed"], note=note)
+
 
 def run(card: Card, report: Report) -> None:
-    """A line for each file, also if time is up; which tests failed goes to standard output."""
+    """Which tests failed goes to standard output."""
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
     if importlib.util.find_spec("xdist") and not card.rehearsed:
         options += ["-n", str(min(os.cpu_count() or 1, MOST_WORKERS))]
     outcomes = Outcomes()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        """Time is up. Not by an exception: pytest would wait for its workers."""
+        outcomes.tell(report)
+        os._exit(1)
+
+    before = signal.signal(signal.SIGTERM, stop)
     code = pytest.main([*options, str(ROOT / (REHEARSED if card.rehearsed else TESTS))], [outcomes])
-    for file, counts in sorted(outcomes.files.items()):
-        note = f"{counts['failed']} failed, {counts['skipped']} skipped"
-        report.add(file, counts["passed"], "tests", passed=not counts["failed"], note=note)
+    signal.signal(signal.SIGTERM, before)
+    outcomes.tell(report)
     report.add("exit code of pytest", code, "", passed=code == 0)
