@@ -7,13 +7,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 from mosaic import _native
 from mosaic.format.errors import run_program
 from mosaic.runtime import machine
-from mosaic.runtime.ops.cpu import isa
-from mosaic.runtime.ops.cuda.find import find_gpu
 from mosaic.runtime.sizes import format_size
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +21,7 @@ def main() -> None:
     commit = _output("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     facts = {
         "card": "none, this is a rehearsal: figures mean nothing" if "--rehearse" in sys.argv else _card(),
-        "host": f"{machine.cores()} cores, {isa()}, {memory}, {platform.platform()}",
+        "host": f"{machine.cores()} cores, {_native.isa()}, {memory}, {platform.platform()}",
         "versions": f"Python {platform.python_version()}, {', '.join(map(_package, ('torch', 'triton', 'numpy')))}",
         "mosaic": f"{commit or 'no commit'}, {_native.__file__}",
     }
@@ -34,6 +30,10 @@ def main() -> None:
 
 def _card() -> str:
     """InputError if there is none that can be used."""
+    import torch  # a second or more, which a rehearsal saves
+
+    from mosaic.runtime.ops.cuda.find import find_gpu
+
     name = find_gpu(None).name
     properties = torch.cuda.get_device_properties(0)
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
