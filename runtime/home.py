@@ -34,7 +34,7 @@ class Home:
     """`new_state`: what a layer, by its number, remembers of an empty sequence, in memory of this home.
 
     `bring`: activations from elsewhere. `mixing`: who computes routed experts, if not the operations alone. `run`: runs
-    a segment; a device may have recorded it.
+    a segment; a device may have recorded it. `enter`: this thread is going to compute here.
     """
 
     ops: Ops
@@ -44,6 +44,7 @@ class Home:
     bring: Callable[[Tensor], Tensor]
     mixing: Mixing | None = None
     run: Run = plainly
+    enter: Callable[[], None] = lambda: None
 
 
 def host(ops: Ops, weights: ModelWeights, pool: KVPool, mixing: Mixing | None = None) -> Home:

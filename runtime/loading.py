@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from mosaic.format.errors import InputError
 from mosaic.runtime.device import Device
 from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice
@@ -193,11 +195,15 @@ class Loading:
         if writer:
             weakref.finalize(experts, writer.close)
             experts = RecordedExperts(experts, writer)
-        part = self._part(ops, vram, options.tuning or self.tuning) if vram else Part(None, None)
-        model = HybridModel(
-            self.weights, ops, self._wishes.kv, experts, foretell=options.prefetch,
-            mixing=part.tier.from_host if part.tier else None, elsewhere=part.elsewhere,
-        )  # fmt: skip
+        try:
+            part = self._part(ops, vram, options.tuning or self.tuning) if vram else Part(None, None)
+            model = HybridModel(
+                self.weights, ops, self._wishes.kv, experts, foretell=options.prefetch,
+                mixing=part.tier.from_host if part.tier else None, elsewhere=part.elsewhere,
+            )  # fmt: skip
+        except torch.OutOfMemoryError as error:  # somebody else took it since it was planned
+            remedy = "ask for less with --vram or --gpu-layers, or choose --device cpu"
+            raise InputError("the device gives no more memory", found=error, remedy=remedy) from error
         if vram:
             self.weights.release_dense(vram.layers, head=vram.head)
         return Loaded(model, experts, part.tier, check)
@@ -206,7 +212,8 @@ class Loading:
     def tuning(self) -> Tuning:
         """What was tuned, or else what is usual."""
         usual = Tuning()
-        return Tuning(self.tuned.min_hits or usual.min_hits, self.tuned.stream_tokens or usual.stream_tokens)
+        threshold = self.tuned.stream_tokens or min(usual.stream_tokens, self.piece)
+        return Tuning(self.tuned.min_hits or usual.min_hits, threshold)
 
     def _part(self, ops: Ops, vram: VramPlan, tuning: Tuning) -> Part:
         """What the device has of the model."""

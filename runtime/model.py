@@ -161,6 +161,8 @@ class HybridModel:
     @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> Tensor:
         """What the first layer is given: [T, H]."""
+        for home in self._homes:
+            home.enter()
         return self._ops.embed(self._rows(ids))
 
     @torch.inference_mode()

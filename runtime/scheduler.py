@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from mosaic.format.errors import InputError
@@ -152,7 +153,7 @@ class Scheduler:
             self._sound = True
         except InputError as error:  # a file that changed, say: states cannot be trusted, but those kept earlier
             self._drop(FinishReason.FAILED, error)
-        except MemoryError:
+        except (MemoryError, torch.OutOfMemoryError):  # of the host, of a device
             self._drop(FinishReason.FAILED, _no_memory())
         for sequence in working:
             sequence.count(before, self._counters())
@@ -315,5 +316,5 @@ def _no_memory() -> InputError:
         "the system gives no more memory",
         found="an allocation that failed",
         expected="what was planned for",
-        remedy="give less with --ram, or end what else takes memory",
+        remedy="give less with --ram or --vram, or end what else takes memory",
     )

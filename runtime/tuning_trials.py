@@ -153,7 +153,7 @@ class Rig:
     def _move(self, settings: Settings) -> bool:
         """Take the device's part anew. The model goes first: both at a time may be too much; weights stay mapped."""
         if self._loaded and self._loaded.tier:
-            self._loaded.tier.retune(settings["min_hits"], settings["stream_tokens"])  # gives back what was lent
+            self._loaded.tier.close()
         self._loaded = self._snapshot = None
         self._slots = -1
         try:

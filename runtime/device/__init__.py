@@ -35,6 +35,13 @@ class DeviceOps(Ops, Protocol):
         """Sum over R of outputs [.., R, H] by weights [.., R], in their order: [.., H]."""
 
 
+class BeginUpload(Protocol):
+    """Begins copies from `staging` memory; holds nothing of the device but what that takes."""
+
+    def __call__(self, source: Tensor, target: Tensor, after: Fence) -> Fence:
+        """Copy to memory of the device once `after` is over; when that is done. Any thread may ask."""
+
+
 class Device(Protocol):
     """`name` is for people; `place` is where its tensors are; `memory` is what is taken for good.
 
@@ -45,7 +52,17 @@ class Device(Protocol):
     place: torch.device
     memory: Memory
     ops: DeviceOps
-    run: Run
+
+    @property
+    def run(self) -> Run:
+        """Runs what is between two layers' experts."""
+
+    @property
+    def upload(self) -> BeginUpload:
+        """How bytes come to it beside operations."""
+
+    def enter(self) -> None:
+        """Operations will come from this thread."""
 
     def free(self) -> int:
         """Bytes of its memory that can be had."""
@@ -58,12 +75,6 @@ class Device(Protocol):
 
     def fence(self) -> Fence:
         """The moment when all that operations were given until now is done."""
-
-    def upload(self, source: Tensor, target: Tensor, after: Fence) -> Fence:
-        """Begin to copy `staging` memory into memory of the device once `after` is over; when that is done.
-
-        Any thread may ask.
-        """
 
     def follow(self, fence: Fence) -> None:
         """What operations are given from now on begins when a moment has come. The caller does not wait."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from mosaic.runtime.device import Fence
 from mosaic.runtime.device.memory import Memory
 from mosaic.runtime.experts.expert_slots import ExpertSlots
-from mosaic.runtime.home import plainly
+from mosaic.runtime.home import Run, plainly
 from mosaic.runtime.machine import free_memory
 from mosaic.runtime.ops.cpu import Activations, CpuOps
 
@@ -45,8 +45,11 @@ class HostDevice:
         self.place = torch.device("cpu")
         self.memory = Memory(self.place)
         self.ops = HostOps(activations)
-        self.run = plainly
+        self.run: Run = plainly
         self._room = room
+
+    def enter(self) -> None:
+        """See Device. Any thread may."""
 
     def free(self) -> int:
         """See Device. What was said to be there, or what the host has."""
@@ -64,8 +67,9 @@ class HostDevice:
         """See Device."""
         return Over()
 
-    def upload(self, source: Tensor, target: Tensor, after: Fence) -> Fence:
-        """See Device. Done when it returns."""
+    @staticmethod
+    def upload(source: Tensor, target: Tensor, after: Fence) -> Fence:
+        """See BeginUpload. Done when it returns."""
         after.wait()
         target.copy_(source)
         return Over()

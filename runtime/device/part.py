@@ -56,7 +56,7 @@ def take_part(
     states = DeviceStates(spec, kv, device.memory, layers=plan.layers, sequences=sequences, context=plan.context)
     there = DeviceWeights(weights, device.memory)
     mixing = tier.from_device if tier else None
-    home = Home(device.ops, there, states.pool, states.new_state, device.bring, mixing, device.run)
+    home = Home(device.ops, there, states.pool, states.new_state, device.bring, mixing, device.run, device.enter)
     return Part(tier, Elsewhere(home, plan.layers, plan.head))
 
 

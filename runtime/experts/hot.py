@@ -66,15 +66,19 @@ class HotExperts:
 
     def promote(self, placement: Placement, store: ExpertStore) -> None:
         """Begin to copy what is worth it, after all that was begun on the device."""
-        placement.promote[:] = [key for key in placement.promote if self.fits(*self._split(key))]
+        loans = {key: loan for key in placement.promote if (loan := self._lent(key, store)) is not None}
+        placement.promote[:] = loans
         for copy in self._promotion.begin(placement):
-            loan = store.lend(*self._split(copy.key))
-            if loan is None:
-                self._promotion.drop(copy)
-                continue
+            loan = loans.pop(copy.key)
             target = self.held.codes[copy.slot], self.held.scales[copy.slot]
             upload = self._uploads.send((loan.span, loan.scales), target, self._device.fence())
             self._sent[copy] = upload, loan
+        for loan in loans.values():
+            loan.give_back()
+
+    def _lent(self, key: int, store: ExpertStore) -> Loan | None:
+        """An expert that could be copied: it is of the right kind, and in memory."""
+        return store.lend(*self._split(key)) if self.fits(*self._split(key)) else None
 
     def fits(self, layer: int, expert: int) -> bool:
         """Whether an expert is of the kind that the slots are for."""

@@ -90,6 +90,13 @@ class Tier:
         self._costs, self._stream_tokens = replace(self._costs, min_hits=min_hits), stream_tokens
         self._reset()
 
+    def close(self) -> None:
+        """No thread of it runs from here on, and nothing is lent to it. It is not to be used again."""
+        if self._uploads:
+            self._uploads.close()
+        if self._hot:
+            self._hot.give_back()
+
     def from_device(self, x: Tensor, routing: Routing, shared: Tensor | None, source: LayerExperts) -> Tensor:
         """See Mixing. X and the result are on the device."""
         chosen, here = self._device.fetch(routing.experts, x)
@@ -101,7 +108,7 @@ class Tier:
             self._streaming.apply(x, call.chosen, streamed, source, outputs)
         if cold:
             is_cold, computed = map(self._device.bring, self._compute(here, call, cold, source))
-            outputs = torch.where(is_cold, computed, outputs)
+            torch.where(is_cold, computed, outputs, out=outputs)
         if shared is not None:
             outputs[..., -1, :] = shared
         result = self._device.ops.add_outputs(outputs, routing.weights)
@@ -164,10 +171,7 @@ class Tier:
         self._sound = True
 
     def _reset(self) -> None:
-        if self._uploads:
-            self._uploads.close()
-        if self._hot:
-            self._hot.give_back()
+        self.close()
         self._nbytes += self._copied
         self._begin_anew()
 

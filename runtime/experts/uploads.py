@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosaic.runtime.device import Device, Fence
+from mosaic.runtime.device import BeginUpload, Device, Fence
 from mosaic.runtime.experts.promotion import RING
 
 THREADS = 2  # that fill buffers
@@ -40,7 +40,7 @@ class Uploads:
 
     def __init__(self, device: Device, nbytes: int, buffers: int = RING, threads: int = THREADS) -> None:
         self._nbytes = nbytes
-        self._ring = _Ring(device, [_Buffer(device.staging(nbytes)) for _ in range(buffers)], threads)
+        self._ring = _Ring(device.upload, [_Buffer(device.staging(nbytes)) for _ in range(buffers)], threads)
         weakref.finalize(self, self._ring.close)
         self._ring.begin()
 
@@ -91,12 +91,15 @@ class _Buffer:
 
 
 class _Ring:
-    """The buffers, and the threads that fill them: always the one next that was filled longest ago."""
+    """The buffers, and the threads that fill them: always the one next that was filled longest ago.
 
-    def __init__(self, device: Device, buffers: Sequence[_Buffer], threads: int) -> None:
+    Threads hold this, so this holds nothing that holds what is to end them: no device, which may know a whole model.
+    """
+
+    def __init__(self, upload: BeginUpload, buffers: Sequence[_Buffer], threads: int) -> None:
         self.queue = SimpleQueue[Upload | None]()  # None: for one thread to end
         self.closed = False
-        self._device = device
+        self._upload = upload
         self._buffers = buffers
         self._next = SimpleQueue[_Buffer]()
         for buffer in buffers:
@@ -120,7 +123,7 @@ class _Ring:
         for _ in self._threads:
             self.queue.put(None)
         for thread in self._threads:
-            if thread.is_alive():
+            if thread.is_alive() and thread is not threading.current_thread():  # where garbage is collected
                 thread.join()
         for buffer in self._buffers:
             for fence in buffer.fences:
@@ -157,5 +160,5 @@ class _Ring:
         first = 0
         for target in upload.target:
             source = memory[first : first + target.nbytes]
-            upload.fences.append(self._device.upload(source, target.view(torch.uint8), upload.after))
+            upload.fences.append(self._upload(source, target.view(torch.uint8), upload.after))
             first += target.nbytes

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mosaic.format.errors import InputError
+from mosaic.runtime.device.choice import HOST_ONLY, choose_device
 from mosaic.runtime.ops.cuda.find import find_gpu
 
 
@@ -15,6 +16,7 @@ def gpus(monkeypatch):
     """A machine with triton and the GPUs of these compute capabilities."""
     capabilities = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
@@ -48,3 +50,21 @@ def test_no_such_number(gpus, number):
 def test_too_old(gpus, capability):
     gpus += [(8, 6), capability]
     assert refused(1) == f"one of compute capability {capability[0]}.{capability[1]}"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel image is available"), OSError("no cc")])
+def test_one_on_which_nothing_runs(gpus, monkeypatch, error):
+    """Refused, so that a program that was not asked for it can do without."""
+    pytest.importorskip("triton")
+    gpus.append((8, 9))
+
+    class Broken:
+        def __init__(self, number):
+            self.number = number
+
+        def try_out(self):
+            raise error
+
+    monkeypatch.setattr("mosaic.runtime.ops.cuda.device.CudaDevice", Broken)
+    assert refused(0) == f"one on which no kernel runs: {error}"
+    assert choose_device("auto") is HOST_ONLY

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mosaic.runtime.ops.cuda.graphs import PLAIN_RUNS, Graphs
+from mosaic.runtime.ops.cuda.graphs import COMPANY_RUNS, PLAIN_RUNS, Graphs
 from support.recording import Recording
 
 
@@ -29,9 +29,14 @@ def record():
     return Recording()
 
 
-def often(graphs, layer, x, addend, states, times=PLAIN_RUNS + 1):
-    """Runs it; the last outputs."""
-    for _ in range(times):
+def plain_runs(states):
+    """Before a segment is recorded."""
+    return PLAIN_RUNS if len(states) == 1 else COMPANY_RUNS
+
+
+def often(graphs, layer, x, addend, states, times=None):
+    """Runs it, so often that it is recorded unless said otherwise; the last outputs."""
+    for _ in range(times or plain_runs(states) + 1):
         found = graphs.run(layer.segment, x, addend, states)
     return found
 
@@ -42,19 +47,19 @@ def test_same_as_plain(record, sequences, with_addend):
     graphs, layer = Graphs(record), Layer()
     ours, plain = ([state(number) for number in range(sequences)] for _ in range(2))
     shape = (1, 4) if sequences == 1 else (sequences, 1, 4)
-    for run in range(6):
+    for run in range(plain_runs(ours) + 4):
         x, addend = torch.randn(shape), torch.randn(shape) if with_addend else None
         found = graphs.run(layer.segment, x, addend, ours)
         for one, other in zip(found, layer.segment(x, addend, plain), strict=True):
             assert torch.equal(one, other)
-        assert record.begun == max(run + 1 - PLAIN_RUNS, 0)
+        assert record.begun == max(run + 1 - plain_runs(ours), 0)
     assert record.made == 1
 
 
 def test_prompts_are_not_recorded(record):
     graphs = Graphs(record)
     often(graphs, Layer(), torch.ones(2, 4), None, [state(0)], 5)
-    often(graphs, Layer(), torch.ones(2, 2, 4), None, [state(0), state(1)], 5)
+    often(graphs, Layer(), torch.ones(2, 2, 4), None, [state(0), state(1)], COMPANY_RUNS + 3)
     assert not record.made
 
 

@@ -4,18 +4,19 @@ Operations go to the default stream, uploads to one of their own. The thread tha
 current one from then on, and alone gives it operations; only uploads may come from others.
 """
 
+import contextlib
 import threading
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from mosaic.runtime.device import DeviceOps, Fence
+from mosaic.runtime.device import BeginUpload, DeviceOps, Fence
 from mosaic.runtime.device.measure import measure
 from mosaic.runtime.device.memory import Memory
 from mosaic.runtime.experts.expert_slots import ExpertSlots
-from mosaic.runtime.home import Run, Segment
-from mosaic.runtime.ops.cuda.graphs import Graph, Graphs
+from mosaic.runtime.home import Segment
+from mosaic.runtime.ops.cuda.graphs import PLAIN_RUNS, Graph, Graphs
 from mosaic.runtime.ops.cuda.ops import CudaOps
 from mosaic.runtime.state import LayerState
 
@@ -47,17 +48,38 @@ class Recorder:
         """See Record. Other threads go on uploading meanwhile."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 outputs = segment(x, addend, states)
-            finally:
                 graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # it may not have begun, or be over
+                    graph.capture_end()
+                raise
 
         def replay() -> tuple[Tensor, ...]:
             graph.replay()
             return outputs
 
         return replay
+
+
+class Uploading:
+    """Implements BeginUpload, on a stream of its own."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        self._stream = torch.cuda.Stream(place)
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, source: Tensor, target: Tensor, after: Fence) -> Fence:
+        """See BeginUpload."""
+        assert isinstance(after, Event)
+        torch.cuda.set_device(self._place)  # a thread begins with the first GPU
+        with self._one_at_a_time, torch.cuda.stream(self._stream):
+            self._stream.wait_event(after.event)
+            target.copy_(source, non_blocking=True)
+            return Event(self._stream, patient=True)
 
 
 class CudaDevice:
@@ -70,10 +92,34 @@ class CudaDevice:
         self.memory = Memory(self.place)
         self.ops: DeviceOps = CudaOps()
         self.graphs = Graphs(Recorder(self.place))
-        self.run: Run = self.graphs.run
+        self.upload: BeginUpload = Uploading(self.place)
         self._operations = torch.cuda.default_stream(self.place)
-        self._uploads = torch.cuda.Stream(self.place)
-        self._uploading = threading.Lock()
+
+    def try_out(self) -> None:
+        """Run a kernel and record one; what goes wrong with the kernel is raised, of the recording `graphs` knows."""
+        x, gain = torch.ones(1, 16, device=self.place), torch.ones(16, device=self.place)
+
+        def segment(x: Tensor, addend: Tensor | None, states: Sequence[LayerState]) -> tuple[Tensor, ...]:
+            return (self.ops.rms_norm(x, gain, 0.0, 0.0),)
+
+        for _ in range(PLAIN_RUNS + 2):
+            (found,) = self.run(segment, x, None, ())
+            if not torch.equal(found, x):
+                raise RuntimeError(f"a kernel gave {found.flatten()[0].item()} for 1")
+
+    def enter(self) -> None:
+        """See Device."""
+        torch.cuda.set_device(self.place)
+
+    def run(
+        self, segment: Segment, x: Tensor, addend: Tensor | None, states: Sequence[LayerState]
+    ) -> tuple[Tensor, ...]:
+        """See Home. However it ends, this thread's stream is that of operations."""
+        try:
+            return self.graphs.run(segment, x, addend, states)
+        except BaseException:
+            torch.cuda.set_stream(self._operations)
+            raise
 
     def free(self) -> int:
         """See Device. What the driver has, and what torch keeps from it without a tensor in it."""
@@ -91,14 +137,6 @@ class CudaDevice:
     def fence(self) -> Fence:
         """See Device."""
         return Event(self._operations)
-
-    def upload(self, source: Tensor, target: Tensor, after: Fence) -> Fence:
-        """See Device."""
-        assert isinstance(after, Event)
-        with self._uploading, torch.cuda.stream(self._uploads):
-            self._uploads.wait_event(after.event)
-            target.copy_(source, non_blocking=True)
-            return Event(self._uploads, patient=True)
 
     def follow(self, fence: Fence) -> None:
         """See Device."""

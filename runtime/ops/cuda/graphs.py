@@ -7,6 +7,7 @@ many there are, which pages hold them) has to be read from the device's memory.
 How it is recorded is not decided here (`device.Recorder`): tests record without a GPU.
 """
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
@@ -19,7 +20,8 @@ from mosaic.runtime.home import Segment
 from mosaic.runtime.state import LayerState
 
 MOST = 320  # recordings: of 40 layers for eight companies of sequences
-PLAIN_RUNS = 2  # before a segment is recorded: kernels are compiled by then, and not every company lasts
+PLAIN_RUNS = 2  # before a segment is recorded: kernels are compiled by then
+COMPANY_RUNS = 16  # the same for several sequences: not every company lasts
 
 Graph = Callable[[], tuple[Tensor, ...]]  # begins what was recorded; the outputs are the same tensors every time
 
@@ -71,14 +73,16 @@ class Graphs:
             return segment(x, addend, states)
         known = self._find(segment, x, addend, states)
         x, addend = known.take(x, addend)
-        if known.graph is None and known.plain_runs == PLAIN_RUNS and not self.note:
+        enough = PLAIN_RUNS if len(states) < 2 else COMPANY_RUNS
+        if known.graph is None and known.plain_runs >= enough and not self.note:
             try:
                 known.graph = self._record(segment, x, addend, states)
             except RuntimeError as error:
-                self.note = f"CUDA graphs are not used: {error}"
+                self.note = f"CUDA graphs are not used, so answers take longer: {error}"
+                warnings.warn(self.note, stacklevel=2)
         if known.graph is not None:
             return known.graph()
-        known.plain_runs = min(known.plain_runs + 1, PLAIN_RUNS)
+        known.plain_runs += 1
         return segment(x, addend, states)
 
     def _find(self, segment: Segment, x: Tensor, addend: Tensor | None, states: Sequence[LayerState]) -> _Known:
