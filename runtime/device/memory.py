@@ -1,6 +1,6 @@
 """What is taken of a device's memory for good, counted to the byte by what it is for.
 
-Weights, slots, keys and values, states: all of it is taken when a model is loaded, and none is given back. What
+Weights, slots, keys and values, states: all of it is taken when a model is loaded, and goes with the model. What
 operations need for a while is theirs to take.
 """
 

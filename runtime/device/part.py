@@ -25,7 +25,7 @@ LEAST_SAVING = 1  # nanoseconds: a device that saves nothing is used all the sam
 
 @dataclass(frozen=True)
 class Tuning:
-    """What changes the speed of a tier and no bit: see PlacementPolicy and Tier."""
+    """What changes the speed of a tier, and no bit if all kernels are the CPU's: see PlacementPolicy and Tier."""
 
     min_hits: int = MIN_HITS
     stream_tokens: int = STREAM_TOKENS

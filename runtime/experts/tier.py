@@ -3,6 +3,8 @@
 Outputs stay apart for each expert of a token until all are there, and are added up in routing order: so no bit depends
 on where an expert was. Prompts that use every expert for many tokens have those that are missing streamed past the
 device's kernels instead.
+
+On a GPU bits differ all the same: it rounds otherwise than the host, and when a copy lands is a matter of time.
 """
 
 from dataclasses import dataclass, replace

@@ -41,7 +41,7 @@ LogitBias = Annotated[
     list[str] | None,
     typer.Option(metavar="TOKEN=BIAS", help="Add to a token's logit; -inf: never that one; may be repeated."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text; not with a GPU.")]
 Profiled = Annotated[bool, typer.Option("--profile", help="Show where the time went, by operation.")]
 Stats = Annotated[
     str | None,
