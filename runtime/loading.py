@@ -114,7 +114,9 @@ class Loading:
         budget = device.free() if device else None
         self.tuned = self.tuned.beside(self._vram, budget)
         with suppress(InputError):  # it may fit no more
-            return make_plans(self.weights, self.places, self._wishes, self.tuned.wishes(self._vram), budget)
+            plans = make_plans(self.weights, self.places, self._wishes, self.tuned.wishes(self._vram), budget)
+            if self.tuned.leaves(plans[1]):
+                return plans
         self.tuned = replace(self.tuned, vram=None, piece=None)
         try:
             return make_plans(self.weights, self.places, self._wishes, self._vram, budget)

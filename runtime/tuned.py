@@ -13,7 +13,7 @@ from mosaic.runtime.machine import cores
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.cpu import CpuOps, isa, set_threads
 from mosaic.runtime.options import THREADS_VARIABLE
-from mosaic.runtime.plan_vram import PIECES, VramWishes
+from mosaic.runtime.plan_vram import PIECES, VramPlan, VramWishes
 from mosaic.runtime.sizes import format_size
 
 TUNED_FILE = "tuned.json"
@@ -34,7 +34,8 @@ def shown(name: str, value: int) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Settings; None: not tuned. `vram` is bytes of expert slots, found where a device had `vram_budget` to give.
+    """Settings; None: not tuned. `vram` is bytes of expert slots, found where a device had `vram_budget` to give,
+    and so many `layers` beside them.
 
     `min_hits`, `stream_tokens`: see device.part.Tuning. `piece`: see VramPlan.
     """
@@ -42,6 +43,7 @@ class Tuned:
     threads: int | None = None
     vram: int | None = None
     vram_budget: int | None = None
+    layers: int | None = None
     min_hits: int | None = None
     stream_tokens: int | None = None
     piece: int | None = None
@@ -61,6 +63,10 @@ class Tuned:
         found = self.vram_budget or 0
         same = abs(budget - found) <= found * DIFFERENCE and wished.slots_nbytes is None and wished.layers is None
         return replace(self, vram=self.vram if same else None, piece=self.piece if wished.piece is None else None)
+
+    def leaves(self, plan: VramPlan | None) -> bool:
+        """Whether a plan with it has room for as many layers as there were: a longer context may push them out."""
+        return plan is None or self.vram is None or plan.layers >= (self.layers or 0)
 
     def wishes(self, wished: VramWishes) -> VramWishes:
         """What is wished, and this besides."""
@@ -102,7 +108,7 @@ def _sound(name: str, value: object) -> bool:
         return value is None
     if name == "piece":
         return value in PIECES
-    return (0 if name == "vram" else 1) <= value <= (cores() if name == "threads" else value)
+    return (0 if name in ("vram", "layers") else 1) <= value <= (cores() if name == "threads" else value)
 
 
 def _key(catalog: Catalog, device: str | None) -> str:

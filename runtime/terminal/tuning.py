@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +76,8 @@ def tune(
     seconds = time.monotonic() - start
     compared = {name: found.after for name, found in climb.found.items() if found.cost is not None}
     plan = loading.plans[1]
-    budget = {"vram_budget": plan.budget} if plan and "vram" in compared else {}
+    beside = plan and rig.loading.vram_plan(replace(wishes, slots_nbytes=compared.get("vram")))
+    budget = {"vram_budget": plan.budget, "layers": beside.layers} if plan and beside and "vram" in compared else {}
     tuned = Tuned(**{**asdict(known), **compared, **budget})
     if as_json:
         settings = {name: {**asdict(found), **_speeds(found)} for name, found in climb.found.items()}

@@ -190,3 +190,13 @@ def test_an_engine_uses_what_was_tuned_and_says_the_same(demo, with_device):
     assert found == expected
     assert threads() == 2
     assert engine.tuned.threads is None
+
+
+def test_slots_that_leave_fewer_layers_than_they_did_are_let_alone(demo):
+    """A longer context takes what layers had; then slots are not worth more than those."""
+    room = loading(demo, replace(FOUND, layers=None)).plans[1]
+    assert room.slots
+    for layers, kept in ((room.layers, True), (room.layers + 1, False)):
+        made = loading(demo, replace(FOUND, layers=layers))
+        assert (made.plans[1].slots == room.slots) is kept
+        assert (made.tuned.vram is not None) is kept
