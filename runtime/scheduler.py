@@ -1,7 +1,7 @@
 """Runs several requests over one model at a time: a piece of a prompt, then a token of each answer, and so on.
 
-One thread, no I/O. On the CPU's kernels what runs beside a request changes none of its tokens. States that later prompts
-may begin with are kept: where the last message of a prompt ends, and where an answer ends.
+One thread, no I/O. On the CPU's kernels what runs beside a request changes none of its tokens. States that later
+prompts may begin with are kept: where the last message of a prompt ends, and where an answer ends.
 """
 
 import threading
