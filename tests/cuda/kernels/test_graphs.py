@@ -9,6 +9,7 @@ import torch
 
 from mosaic.runtime.home import plainly
 from mosaic.runtime.kv import PAGE_TOKENS, KVFormat
+from mosaic.runtime.ops.cuda import graphs as module
 from mosaic.runtime.ops.cuda.device import Recorder
 from mosaic.runtime.ops.cuda.graphs import PLAIN_RUNS, Graphs
 from mosaic.runtime.weights import Weights
@@ -65,7 +66,8 @@ class Counting:
         return begin
 
 
-def test_same_bits(weights, device):
+def test_same_bits(weights, device, monkeypatch):
+    monkeypatch.setattr(module, "COMPANY_RUNS", module.PLAIN_RUNS)
     record = Counting(Recording() if device.type == "cpu" else Recorder(device))
     graphs = Graphs(record)
     layers = len(weights.spec.layers)

@@ -38,13 +38,13 @@ def folder(tmp_path_factory):
     return convert_folder(root / "source", root / "out")
 
 
-def scores(engine, count=24):
+def scores(engine, count=12):
     """Of each token that the model chooses after a prompt."""
     answer = engine.generate(IDS, max_tokens=count, temperature=0, logprobs=0)
     return [chosen.token for chosen in answer.tokens], [chosen.logprob for chosen in answer.tokens], answer.stats
 
 
-@pytest.mark.parametrize(("slots", "layers", "stream"), [(4, 2, 512), (16, 1, 16), (6, 0, 512), (0, 2, 16)])
+@pytest.mark.parametrize(("slots", "layers", "stream"), [(4, 1, 512), (16, 2, 16), (6, 0, 512)])
 def test_tokens_are_those_of_the_cpu(folder, device, slots, layers, stream):
     """At few slots and many, with layers there and here, prompts streamed or not."""
     there = InterpretedDevice() if device.type == "cpu" else find_gpu(None)
