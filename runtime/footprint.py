@@ -9,6 +9,8 @@ from mosaic.format.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, Mixer, 
 from mosaic.runtime.kv import KVFormat, KVPool, pages_of
 
 FLOAT = 4  # bytes of an activation, and of a number in a recurrent state
+INT32 = 4  # bytes of the number of a page, and of a count of tokens
+ALIGNMENT = 16  # bytes: triton compiles a kernel anew for addresses that are no multiples of it
 DELTA_CHUNK = 64  # tokens that the delta rule relates to each other on a device
 
 
@@ -28,6 +30,12 @@ def held_pages(context: int, sequences: int) -> int:
     Those share pages, but for copies of last ones, which are begun.
     """
     return sequences * (pages_of(context) + 1) + 1
+
+
+def row_width(numbers: int) -> int:
+    """Of a row that begins with so many int32, in int32: rows of it all begin at a multiple of ALIGNMENT."""
+    grain = ALIGNMENT // INT32
+    return -(-numbers // grain) * grain
 
 
 def state_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec]) -> int:

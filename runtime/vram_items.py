@@ -7,7 +7,15 @@ are upper bounds.
 from collections import Counter
 
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.footprint import FLOAT, attention_layers, device_scratch_nbytes, held_pages, state_nbytes
+from mosaic.runtime.footprint import (
+    FLOAT,
+    INT32,
+    attention_layers,
+    device_scratch_nbytes,
+    held_pages,
+    row_width,
+    state_nbytes,
+)
 from mosaic.runtime.kv import PAGE_TOKENS, KVPool, pages_of
 from mosaic.runtime.plan import Wishes
 from mosaic.runtime.prompt_scores import BLOCK_LOGITS
@@ -16,7 +24,6 @@ from mosaic.runtime.weights import Weights
 CUDA = 400 << 20  # its context, the kernels, what its allocator rounds up; assumed, not measured
 GRAPH = 2 << 20  # of a layer's operations, recorded for decoding; assumed, not measured
 STREAM_SLOTS = 16  # of either half of the streaming buffer
-NUMBER = 4  # bytes of the number of a page, or of tokens
 
 Kind = tuple[str, str]  # dtypes of an expert's codes and scales
 
@@ -55,7 +62,7 @@ class VramItems:
             "dense weights": sum(self._dense[layer] for layer in range(layers)),
             "head": self._dense[None] if head else 0,
             "keys and values": caches * held_pages(self.context, self.sequences) * PAGE_TOKENS * self._token,
-            "page tables": caches * NUMBER * self.sequences * (pages + 1),
+            "page tables": caches * self.sequences * INT32 * (row_width(pages) + row_width(1)),
             "recurrent states": self.sequences * state_nbytes(self.spec, placed),
             "prompt in work": self.scratch(layers, piece) + (self._logits() if head else 0),
             "graphs": layers * GRAPH,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mosaic.format.spec import GatedDeltaSpec, Mixer, ModelSpec
 from mosaic.runtime.device.memory import Memory
-from mosaic.runtime.footprint import held_pages
+from mosaic.runtime.footprint import held_pages, row_width
 from mosaic.runtime.kv import KVCache, KVFormat, KVPool, Page, page_tensors, pages_of
 from mosaic.runtime.state import DeltaState, LayerState
 
@@ -59,9 +59,10 @@ class DevicePool(KVPool):
             kv, pages, self.page_shape, lambda *shape_dtype: memory.empty(KEYS_AND_VALUES, *shape_dtype)
         )
         self._own(self.values, self.scales)
-        rows = layers * sequences
-        tables = memory.empty(TABLES, (rows, pages_of(context)), torch.int32)
-        counts = memory.empty(TABLES, (rows, 1), torch.int32)
+        widths = pages_of(context), 1
+        tables, counts = (
+            memory.empty(TABLES, (layers * sequences, row_width(width)), torch.int32)[:, :width] for width in widths
+        )
         self.tables = Places(list(zip(tables, counts, strict=True)))
 
     def cache(self, pages: Sequence[Page] = (), length: int = 0) -> KVCache:

@@ -98,7 +98,7 @@ def test_the_items_of_a_tiny_model(model, tiny, layers, parallel, kv):
     outside = sum(n for name, n in stored.items() if "lm_head" in name or name.endswith("language_model.norm.weight"))
     assert items.pop("head") == (outside if layers == 4 else 0)
     assert items.pop("keys and values") == caches * (parallel * 16 + parallel + 1) * page
-    assert items.pop("page tables") == caches * (4 * parallel * 16 + 4 * parallel)
+    assert items.pop("page tables") == caches * parallel * 4 * (16 + 4)
     assert items.pop("recurrent states") == parallel * states * 4 * (8 * 32 * 32 + 3 * 512)
     logits = 4 * (vram_items.BLOCK_LOGITS + 512) if layers == 4 else 0
     assert items.pop("prompt in work") == logits + device_scratch_nbytes(
@@ -119,7 +119,7 @@ def test_the_items_of_the_published_model():
     assert items["expert slots"] == 10240 * (3 * 512 * 2048 + 3 * 2 * blocks)
     assert items["head"] == 248320 * 2048 * 2 + 2048 * 2
     assert items["keys and values"] == 10 * (8192 // 64 + 2) * 2 * 64 * 2 * 256 * 2
-    assert items["page tables"] == 10 * 4 * (8192 // 64 + 1)
+    assert items["page tables"] == 10 * 4 * (8192 // 64 + 4)
     assert items["recurrent states"] == 30 * 4 * (32 * 128 * 128 + 3 * 8192)
     assert items["dense weights"] == sum(published().dense)
     assert items["streaming buffer"] == 2 * 16 * 3146112
@@ -140,9 +140,11 @@ def test_the_laptop():
 
 
 def test_a_sequence_longer_than_a_page_has_another(model):
-    one, two = (plan(model, context=context, layers=2, vram=8 * EXPERT).items for context in (64, 65))
+    """Rows of a table begin at multiples of 16 bytes: there is room for four numbers, or eight."""
+    contexts = (64, 65, 4 * 64, 4 * 64 + 1)
+    one, two, four, five = (plan(model, context=context, layers=2, vram=8 * EXPERT).items for context in contexts)
     assert two["keys and values"] - one["keys and values"] == 2 * 64 * 2 * 64 * 2
-    assert two["page tables"] - one["page tables"] == 4
+    assert one["page tables"] == two["page tables"] == four["page tables"] == five["page tables"] - 16
 
 
 # --- the order of giving ----------------------------------------------------------------------------------------------
