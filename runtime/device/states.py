@@ -90,10 +90,8 @@ class DeviceCache(KVCache):
             self.count.fill_(self.length)
             self._listed = 0
         super().reserve(tokens)
-        if self._listed < len(self.pages):
-            numbers = [page.number for page in self.pages[self._listed :]]
-            self.table[self._listed : len(self.pages)] = torch.tensor(numbers, dtype=torch.int32)
-            self._listed = len(self.pages)
+        while self._listed < len(self.pages):
+            self._list_run()
 
     def positions(self, tokens: int) -> Tensor:
         """See KVCache."""
@@ -102,6 +100,15 @@ class DeviceCache(KVCache):
     def passed(self, tokens: int) -> None:
         """See KVCache."""
         self.count += tokens
+
+    def _list_run(self) -> None:
+        """Number the next pages that follow each other in the pool; by the device alone, so nobody waits for it."""
+        begin = end = self._listed
+        first = self.pages[begin].number
+        while end < len(self.pages) and self.pages[end].number == first + end - begin:
+            end += 1
+        torch.arange(first, first + end - begin, out=self.table[begin:end])
+        self._listed = end
 
     @property
     def address(self) -> int:
