@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from mosaic.format.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, Mixer, ModelSpec, MoeSpec
 from mosaic.runtime.kv import KVFormat, KVPool, pages_of
+from mosaic.runtime.ops.reference_delta import CHUNK
 
 FLOAT = 4  # bytes of an activation, and of a number in a recurrent state
 INT32 = 4  # bytes of the number of a page, and of a count of tokens
 ALIGNMENT = 16  # bytes: triton compiles a kernel anew for addresses that are no multiples of it
-DELTA_CHUNK = 64  # tokens that the delta rule relates to each other on a device
 
 
 def attention_layers(layers: Sequence[LayerSpec]) -> int:
@@ -102,7 +102,7 @@ def _delta_values(spec: GatedDeltaSpec) -> int:
     heads = spec.num_value_heads
     projected = spec.conv_dim + spec.value_dim + 2 * heads
     convolved = 2 * spec.conv_dim  # then with query and key of unit length
-    related = heads * (spec.key_head_dim + spec.value_head_dim + 2 * DELTA_CHUNK)
+    related = heads * (spec.key_head_dim + spec.value_head_dim + 2 * CHUNK)
     return projected * (2 if spec.grouped else 1) + convolved + related + 3 * spec.value_dim  # read, gated, split
 
 
