@@ -135,7 +135,7 @@ def test_the_laptop():
     assert 20 < small.layers < 40
     assert not small.head
     tiny = plan(large(), 2 * GIB, context=8192)
-    assert (tiny.layers, tiny.head, tiny.piece) == (0, False, 512)
+    assert (tiny.layers, tiny.head, tiny.piece) == (0, False, 1024)
     assert tiny.slots > 400
 
 
