@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from mosaic.format.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, Mixer, ModelSpec, MoeSpec
 from mosaic.runtime.kv import KVFormat, KVPool, pages_of
+from mosaic.runtime.ops.reference_delta import CHUNK
 
 FLOAT = 4  # bytes of an activation, and of a number in a recurrent state
-DELTA_CHUNK = 64  # tokens that the delta rule relates to each other on a device
+INT32 = 4  # bytes of the number of a page, and of a count of tokens
+ALIGNMENT = 16  # bytes: triton compiles a kernel anew for addresses that are no multiples of it
 
 
 def attention_layers(layers: Sequence[LayerSpec]) -> int:
@@ -28,6 +30,12 @@ def held_pages(context: int, sequences: int) -> int:
     Those share pages, but for copies of last ones, which are begun.
     """
     return sequences * (pages_of(context) + 1) + 1
+
+
+def row_width(numbers: int) -> int:
+    """Of a row that begins with so many int32, in int32: rows of it all begin at a multiple of ALIGNMENT."""
+    grain = ALIGNMENT // INT32
+    return -(-numbers // grain) * grain
 
 
 def state_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec]) -> int:
@@ -64,43 +72,50 @@ def host_scratch_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec], tokens: in
 def device_scratch_nbytes(spec: ModelSpec, layers: Sequence[LayerSpec], tokens: int) -> int:
     """Of VRAM, at most, for what computing so many tokens of a prompt takes beside what stays there.
 
-    `layers`: those whose mixers are computed there; experts of any layer are. Every tensor of a layer's half counts as
-    if it were there until the half is done; the other half uses the same memory. A product splits its input in two
-    float16 (`ops/cuda/split`), which take as much as the input. Attention reads pages where they lie.
+    `layers`: those whose mixers are computed there; experts of any layer are. What counts is there at the same time, in
+    that half of a layer that holds most; the other half uses the same memory. A product splits its input in two float16
+    (`ops/cuda/split`), which take as much as the input. Attention reads pages where they lie.
     """
     hidden, parts = spec.hidden_size, [0]
     if attention_layers(layers):
-        parts.append(_attention_values(spec.attention))
+        parts.append(tokens * _attention_values(spec.attention))
     if spec.gated_delta and attention_layers(layers) < len(layers):
-        parts.append(_delta_values(spec.gated_delta))
+        parts.append(_delta_values(spec.gated_delta, tokens))
     if spec.moe.num_experts:
-        parts.append(_expert_values(spec.moe, hidden))
+        parts.append(tokens * _expert_values(spec.moe, hidden))
     if layers:
-        parts.append(4 * (spec.dense_intermediate_size or 0))  # gate, up, product, its split
-    values = 6 * hidden + max(parts)  # a sum, its addend, both added, normed, that split, and the half's output
-    return FLOAT * values * tokens
+        parts.append(tokens * 3 * (spec.dense_intermediate_size or 0))  # gate, up, product
+    around = 6 * hidden  # a sum, its addend, both added, normed, that split or the half's output, the shared expert's
+    return FLOAT * (tokens * around + max(parts))
 
 
 def _attention_values(spec: AttentionSpec) -> int:
     """Per token, between its normed input and its output."""
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     projected = query * (2 if spec.gated else 1) + 2 * key
-    rotated = 2 * (query + key)  # normed, then rotated
-    return projected + rotated + 3 * query  # a copy of the query, what it found, that split
+    return projected + query + key + (3 if spec.gated else 2) * query  # rotated; what was found, that gated, and split
 
 
-def _delta_values(spec: GatedDeltaSpec) -> int:
-    """Per token, between its normed input and its output."""
-    heads = spec.num_value_heads
-    projected = spec.conv_dim + spec.value_dim + 2 * heads
-    convolved = 2 * spec.conv_dim  # then with query and key of unit length
-    related = heads * (spec.key_head_dim + spec.value_head_dim + 2 * DELTA_CHUNK)
-    return projected * (2 if spec.grouped else 1) + convolved + related + 3 * spec.value_dim  # read, gated, split
+def _delta_values(spec: GatedDeltaSpec, tokens: int) -> int:
+    """Between the normed input and the output, when the state walks through the chunks (`ops/cuda/delta_chunk`).
+
+    That is what was projected, twice if it is grouped by key head, what the convolution made of it, what relates the
+    tokens of each chunk, and what was read. Less comes after that: what was projected and read, and the latter split.
+    """
+    heads, chunks = spec.num_value_heads, -(-tokens // CHUNK)
+    projected = (spec.conv_dim + spec.value_dim + 2 * heads) * (2 if spec.grouped else 1)
+    related = heads * chunks * (2 * CHUNK * CHUNK + 3 * CHUNK + 1)  # pairs; factors of queries and keys; a decay
+    return tokens * (projected + spec.conv_dim + spec.value_dim) + related
 
 
 def _expert_values(spec: MoeSpec, hidden: int) -> int:
-    """Per token, between its normed input and the sum of the experts' outputs."""
+    """Per token, between its normed input and the sum of the experts' outputs.
+
+    First comes the shared expert. Then outputs are apart for each expert; with them is either what is between the
+    matrices of experts in slots, and its split, or the outputs that the host computed of those that are in none.
+    """
     ranks = spec.top_k + (1 if spec.shared_intermediate_size else 0)
-    routing = spec.num_experts + 16 * ranks  # scores, choices, and how tokens are sorted by expert
-    inner = 2 * spec.top_k * spec.intermediate_size + 4 * spec.shared_intermediate_size  # as of a dense SwiGLU
-    return routing + inner + ranks * hidden
+    shared = spec.num_experts + 3 * spec.shared_intermediate_size  # scores; gate, up, product
+    outputs = ranks * hidden
+    routing = 16 * ranks  # choices, weights, and how tokens are sorted by expert
+    return max(shared, outputs + max(2 * ranks * spec.intermediate_size, outputs)) + routing

@@ -12,6 +12,7 @@ from mosaic.format.errors import InputError
 from mosaic.format.spec import LayerSpec, ModelSpec
 from mosaic.runtime.experts.arena import slot_nbytes
 from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.experts.promotion import RING
 from mosaic.runtime.footprint import FLOAT, host_scratch_nbytes, kv_nbytes, state_nbytes
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.machine import free_memory, resident_memory
@@ -32,7 +33,6 @@ SHORTEST = 2048  # tokens of context that are worth a run
 KEPT = 16  # recurrent states that are kept for later prompts where memory allows, for each sequence at a time;
 LEAST_KEPT = 2  # at least these: where a prompt's last message ends, and where the answer ends
 KEPT_SHARE = 32  # of a budget that does not hold all experts, at most one part in so many for more than that
-RING = 4  # buffers, of an expert each, from which a device copies
 
 
 @dataclass(frozen=True)

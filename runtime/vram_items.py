@@ -7,16 +7,23 @@ are upper bounds.
 from collections import Counter
 
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.footprint import FLOAT, attention_layers, device_scratch_nbytes, held_pages, state_nbytes
+from mosaic.runtime.footprint import (
+    FLOAT,
+    INT32,
+    attention_layers,
+    device_scratch_nbytes,
+    held_pages,
+    row_width,
+    state_nbytes,
+)
 from mosaic.runtime.kv import PAGE_TOKENS, KVPool, pages_of
 from mosaic.runtime.plan import Wishes
 from mosaic.runtime.prompt_scores import BLOCK_LOGITS
 from mosaic.runtime.weights import Weights
 
-CUDA = 400 << 20  # its context, the kernels, what its allocator rounds up; assumed, not measured
+SLACK = 256 << 20  # what no item names: kernels, what an allocator rounds up or has in pieces; assumed, not measured
 GRAPH = 2 << 20  # of a layer's operations, recorded for decoding; assumed, not measured
 STREAM_SLOTS = 16  # of either half of the streaming buffer
-NUMBER = 4  # bytes of the number of a page, or of tokens
 
 Kind = tuple[str, str]  # dtypes of an expert's codes and scales
 
@@ -49,13 +56,13 @@ class VramItems:
         placed, pages = self.spec.layers[:layers], pages_of(self.context)
         caches = attention_layers(placed)
         return {
-            "CUDA context and kernels": CUDA,
+            "kernels, fragmentation, others": SLACK,
             "expert slots": slots * self.slot,
             "streaming buffer": self.stream * self.slot if layers else 0,
             "dense weights": sum(self._dense[layer] for layer in range(layers)),
             "head": self._dense[None] if head else 0,
             "keys and values": caches * held_pages(self.context, self.sequences) * PAGE_TOKENS * self._token,
-            "page tables": caches * NUMBER * self.sequences * (pages + 1),
+            "page tables": caches * self.sequences * INT32 * (row_width(pages) + row_width(1)),
             "recurrent states": self.sequences * state_nbytes(self.spec, placed),
             "prompt in work": self.scratch(layers, piece) + (self._logits() if head else 0),
             "graphs": layers * GRAPH,

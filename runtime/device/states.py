@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mosaic.format.spec import GatedDeltaSpec, Mixer, ModelSpec
 from mosaic.runtime.device.memory import Memory
-from mosaic.runtime.footprint import held_pages
+from mosaic.runtime.footprint import held_pages, row_width
 from mosaic.runtime.kv import KVCache, KVFormat, KVPool, Page, page_tensors, pages_of
 from mosaic.runtime.state import DeltaState, LayerState
 
@@ -59,9 +59,10 @@ class DevicePool(KVPool):
             kv, pages, self.page_shape, lambda *shape_dtype: memory.empty(KEYS_AND_VALUES, *shape_dtype)
         )
         self._own(self.values, self.scales)
-        rows = layers * sequences
-        tables = memory.empty(TABLES, (rows, pages_of(context)), torch.int32)
-        counts = memory.empty(TABLES, (rows, 1), torch.int32)
+        widths = pages_of(context), 1
+        tables, counts = (
+            memory.empty(TABLES, (layers * sequences, row_width(width)), torch.int32)[:, :width] for width in widths
+        )
         self.tables = Places(list(zip(tables, counts, strict=True)))
 
     def cache(self, pages: Sequence[Page] = (), length: int = 0) -> KVCache:
@@ -89,10 +90,8 @@ class DeviceCache(KVCache):
             self.count.fill_(self.length)
             self._listed = 0
         super().reserve(tokens)
-        if self._listed < len(self.pages):
-            numbers = [page.number for page in self.pages[self._listed :]]
-            self.table[self._listed : len(self.pages)] = torch.tensor(numbers, dtype=torch.int32)
-            self._listed = len(self.pages)
+        while self._listed < len(self.pages):
+            self._list_run()
 
     def positions(self, tokens: int) -> Tensor:
         """See KVCache."""
@@ -101,6 +100,15 @@ class DeviceCache(KVCache):
     def passed(self, tokens: int) -> None:
         """See KVCache."""
         self.count += tokens
+
+    def _list_run(self) -> None:
+        """Number the next pages that follow each other in the pool; by the device alone, so nobody waits for it."""
+        begin = end = self._listed
+        first = self.pages[begin].number
+        while end < len(self.pages) and self.pages[end].number == first + end - begin:
+            end += 1
+        torch.arange(first, first + end - begin, out=self.table[begin:end])
+        self._listed = end
 
     @property
     def address(self) -> int:

@@ -142,8 +142,7 @@ def label(launch: Launch) -> str:
     scales = {"*bf16": ["bf16 scales"], "*fp32": ["f32 scales"]}.get(launch.signature.get("scales", ""), [])
     named = ("vectors", "normalize", "swiglu")
     sizes = [f"{name} {launch.constants[name]}" for name in named if name in launch.constants]
-    given = {"y": "sum", "gate": "gate"}
-    added = [given[name] for name, kind in launch.signature.items() if name in given and kind != "constexpr"]
+    added = ["sum"] if launch.signature.get("y", "constexpr") != "constexpr" else []
     return " ".join([launch.name, *types, *scales, *sizes, *added])
 
 

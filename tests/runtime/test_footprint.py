@@ -1,5 +1,7 @@
 """What layers remember and hold: what is allocated for it, and the order of magnitude that was measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from mosaic.format.spec import Mixer
@@ -16,6 +18,7 @@ from mosaic.runtime.state import DeltaState
 from mosaic.runtime.weights import Weights
 
 SPEC = published().spec
+DENSE = replace(SPEC, moe=replace(SPEC.moe, num_experts=0))
 LINEAR, FULL = SPEC.layers[:1], SPEC.layers[3:4]
 
 
@@ -46,17 +49,27 @@ def test_host_scratch_grows_with_the_prompt_and_the_experts():
 
 @pytest.mark.parametrize("scratch", [lambda *given: host_scratch_nbytes(*given, 1.0), device_scratch_nbytes])
 def test_scratch_is_that_of_the_largest_layer(scratch):
-    linear, full, both, none = (scratch(SPEC, layers, 256) for layers in (LINEAR, FULL, SPEC.layers, ()))
-    assert 0 < none <= min(linear, full)  # experts only
-    assert max(linear, full) == both > none
+    linear, full, both, none = (scratch(DENSE, layers, 256) for layers in (LINEAR, FULL, SPEC.layers, ()))
+    assert 0 < none < min(linear, full)
+    assert max(linear, full) == both
+    assert scratch(SPEC, (), 256) > none  # experts of any layer are computed
 
 
-@pytest.mark.parametrize("layers", [LINEAR, FULL], ids=["linear", "full"])
-def test_device_scratch_holds_what_surely_is_there_at_once(layers):
-    """Of a token: the sum, its input to a product twice (as float32, and split), and what the products make of it."""
-    delta, attention = SPEC.gated_delta, SPEC.attention
-    projected = delta.conv_dim + delta.value_dim if layers is LINEAR else 2 * 16 * 256 + 2 * 2 * 256
-    surely = 4 * (3 * SPEC.hidden_size + projected)
-    experts = 4 * (3 * SPEC.hidden_size + 9 * SPEC.hidden_size + 2 * 8 * 512)  # outputs of nine, SwiGLU and its split
-    assert attention.gated
-    assert max(surely, experts) < device_scratch_nbytes(SPEC, layers, 1) < 4 * max(surely, experts)
+@pytest.mark.parametrize(
+    ("spec", "layers", "values"),
+    [
+        (DENSE, LINEAR, 2 * 8192 + 2 * 4096 + 32 * 2 * 64),  # projected, convolved; z, read; two matrices of each chunk
+        (DENSE, FULL, 2 * 4096 + 2 * 512 + 3 * 4096),  # projected; found, gated, split
+        (SPEC, (), 2 * 9 * 2048),  # outputs of nine, and what the host computed of them
+    ],
+    ids=["linear", "full", "experts"],
+)
+def test_device_scratch_holds_what_surely_is_there_at_once(spec, layers, values):
+    """Beside the sum and its input to a product, as float32 and split."""
+    surely = 4 * 256 * (3 * SPEC.hidden_size + values)
+    assert surely < device_scratch_nbytes(spec, layers, 256) < 1.5 * surely
+
+
+def test_a_chunk_that_is_begun_takes_as_much_as_a_whole_one():
+    whole, begun, further = (device_scratch_nbytes(DENSE, LINEAR, tokens) for tokens in (64, 65, 66))
+    assert begun - whole > 4 * 32 * 2 * 64 * 64 > further - begun

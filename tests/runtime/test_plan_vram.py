@@ -91,14 +91,14 @@ def test_the_items_of_a_tiny_model(model, tiny, layers, parallel, kv):
     caches, states, items = layers // 2, layers - layers // 2, dict(found.items)
     width, scale = {KVFormat.F32: (4, 0), KVFormat.BF16: (2, 0), KVFormat.E4M3: (1, 4)}[kv]
     page = 2 * 64 * 2 * (64 * width + scale)
-    assert items.pop("CUDA context and kernels") == vram_items.CUDA
+    assert items.pop("kernels, fragmentation, others") == vram_items.SLACK
     assert items.pop("expert slots") == 20 * EXPERT
     assert items.pop("streaming buffer") == (2 * 16 * EXPERT if layers else 0)
     assert items.pop("dense weights") == sum(stored[name] for name in dense)
     outside = sum(n for name, n in stored.items() if "lm_head" in name or name.endswith("language_model.norm.weight"))
     assert items.pop("head") == (outside if layers == 4 else 0)
     assert items.pop("keys and values") == caches * (parallel * 16 + parallel + 1) * page
-    assert items.pop("page tables") == caches * (4 * parallel * 16 + 4 * parallel)
+    assert items.pop("page tables") == caches * parallel * 4 * (16 + 4)
     assert items.pop("recurrent states") == parallel * states * 4 * (8 * 32 * 32 + 3 * 512)
     logits = 4 * (vram_items.BLOCK_LOGITS + 512) if layers == 4 else 0
     assert items.pop("prompt in work") == logits + device_scratch_nbytes(
@@ -119,7 +119,7 @@ def test_the_items_of_the_published_model():
     assert items["expert slots"] == 10240 * (3 * 512 * 2048 + 3 * 2 * blocks)
     assert items["head"] == 248320 * 2048 * 2 + 2048 * 2
     assert items["keys and values"] == 10 * (8192 // 64 + 2) * 2 * 64 * 2 * 256 * 2
-    assert items["page tables"] == 10 * 4 * (8192 // 64 + 1)
+    assert items["page tables"] == 10 * 4 * (8192 // 64 + 4)
     assert items["recurrent states"] == 30 * 4 * (32 * 128 * 128 + 3 * 8192)
     assert items["dense weights"] == sum(published().dense)
     assert items["streaming buffer"] == 2 * 16 * 3146112
@@ -129,20 +129,22 @@ def test_the_laptop():
     """7.2 GiB of 8: an arena of 3.2 GiB, every layer and the head, and some slots more."""
     found = plan(large(), int(7.2 * GIB), context=8192)
     assert (found.layers, found.head, found.piece) == (40, True, 2048)
-    assert ARENA <= found.items["expert slots"] < ARENA * 1.2
+    assert ARENA <= found.items["expert slots"] < ARENA * 1.25
     assert 0 <= found.budget - found.total < 3146112
     small = plan(large(), int(5.5 * GIB), context=8192)
     assert 20 < small.layers < 40
     assert not small.head
     tiny = plan(large(), 2 * GIB, context=8192)
-    assert (tiny.layers, tiny.head, tiny.piece) == (0, False, 512)
+    assert (tiny.layers, tiny.head, tiny.piece) == (0, False, 1024)
     assert tiny.slots > 400
 
 
 def test_a_sequence_longer_than_a_page_has_another(model):
-    one, two = (plan(model, context=context, layers=2, vram=8 * EXPERT).items for context in (64, 65))
+    """Rows of a table begin at multiples of 16 bytes: there is room for four numbers, or eight."""
+    contexts = (64, 65, 4 * 64, 4 * 64 + 1)
+    one, two, four, five = (plan(model, context=context, layers=2, vram=8 * EXPERT).items for context in contexts)
     assert two["keys and values"] - one["keys and values"] == 2 * 64 * 2 * 64 * 2
-    assert two["page tables"] - one["page tables"] == 4
+    assert one["page tables"] == two["page tables"] == four["page tables"] == five["page tables"] - 16
 
 
 # --- the order of giving ----------------------------------------------------------------------------------------------
@@ -310,8 +312,8 @@ def needed(refusal):
 def test_refusals_name_what_is_needed(model, wishes):
     """To the byte."""
     with pytest.raises(InputError, match="--device cpu") as refusal:
-        plan(model, 300 * MIB, **wishes)
-    assert "314,572,800 bytes (300.00 MiB)" in str(refusal.value)
+        plan(model, 200 * MIB, **wishes)
+    assert "209,715,200 bytes (200.00 MiB)" in str(refusal.value)
     least = needed(refusal)
     found = plan(model, least, **wishes)
     assert found.total == least

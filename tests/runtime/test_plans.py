@@ -5,9 +5,10 @@ import pytest
 from mosaic.format.errors import InputError
 from mosaic.runtime import plan as plan_module
 from mosaic.runtime.experts.places import ExpertPlaces
+from mosaic.runtime.experts.promotion import RING
 from mosaic.runtime.footprint import kv_nbytes
 from mosaic.runtime.kv import KVFormat
-from mosaic.runtime.plan import RING, SHORTEST, MemoryPlan, Wishes, make_plan
+from mosaic.runtime.plan import SHORTEST, MemoryPlan, Wishes, make_plan
 from mosaic.runtime.plan_text import Expectation, plan_dict, plan_lines
 from mosaic.runtime.plan_vram import VramPlan, VramWishes
 from mosaic.runtime.plans import make_plans

@@ -82,8 +82,7 @@ def attention() -> None:
         for tokens in (1, PROMPT):
             query, key = (torch.empty(tokens, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS))
             store(key, key, pages)
-            attend(query, pages, query)
-            attend(query, pages, None)
+            attend(query, pages)
 
 
 def delta() -> None:

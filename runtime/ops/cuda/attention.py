@@ -1,4 +1,4 @@
-"""Attention of new tokens over paged keys and values, and the gate of its output. Here: of one token.
+"""Attention of new tokens over paged keys and values. Here: of one token.
 
 A program for each KV head and segment of 512 positions; segments are by absolute position and merged in order, so the
 bits do not depend on how many there can be. Several tokens: `attention_tiles`.
@@ -63,11 +63,9 @@ def _merge(
     sums: tl.tensor,
     highest: tl.tensor,
     mass: tl.tensor,
-    gate: tl.tensor,
     lengths: tl.tensor,
     out: tl.tensor,
     heads: int,
-    gate_stride: int,
     dim: tl.constexpr,
 ) -> None:
     head, column = tl.program_id(0), tl.arange(0, dim)
@@ -81,27 +79,22 @@ def _merge(
         share = tl.exp(tl.load(highest + row) - top)
         whole += share * tl.load(mass + row)
         total += share * tl.load(sums + row * dim + column)
-    total = total / whole
-    if gate is not None:
-        total *= tl.sigmoid(tl.load(gate + head * gate_stride + column))
-    tl.store(out + head * dim + column, total)
+    tl.store(out + head * dim + column, total / whole)
 
 
-def attend(query: Tensor, pages: Pages, gate: Tensor | None) -> Tensor:
+def attend(query: Tensor, pages: Pages) -> Tensor:
     """Causal attention of T new tokens, whose keys and values are stored: query [T, h, d] float32; [T, h, d].
 
-    Token i sees itself and all before it, pages.length + i + 1 positions. With `gate` [T, h, d], whose rows may have
-    gaps between them, times sigmoid(gate).
+    Token i sees itself and all before it, pages.length + i + 1 positions.
     """
     (tokens, heads, dim), kv_heads = query.shape, pages.values.shape[3]
     assert pages.values.shape[4] == dim, (query.shape, pages.values.shape)
     assert heads % kv_heads == 0, (heads, kv_heads)
     assert query.dtype == torch.float32, query.dtype
-    assert gate is None or (gate.shape == query.shape and gate.stride(2) == 1)
-    return _attend_one(query, pages, gate) if tokens == 1 else attend_tiles(query, pages, gate)
+    return _attend_one(query, pages) if tokens == 1 else attend_tiles(query, pages)
 
 
-def _attend_one(query: Tensor, pages: Pages, gate: Tensor | None) -> Tensor:
+def _attend_one(query: Tensor, pages: Pages) -> Tensor:
     (_, heads, dim), kv_heads = query.shape, pages.values.shape[3]
     group, segments = heads // kv_heads, triton.cdiv(len(pages.table) * PAGE_TOKENS, SEGMENT.value)
     sums = torch.empty(segments, heads, dim, device=query.device)
@@ -114,6 +107,5 @@ def _attend_one(query: Tensor, pages: Pages, gate: Tensor | None) -> Tensor:
     _segment[kv_heads, segments](
         query.contiguous(), *memory, *parts, **sizes, queries=queries, num_warps=8, num_stages=1
     )
-    stride = 0 if gate is None else gate.stride(1)
-    _merge[heads,](*parts, gate, pages.length, out, heads=heads, gate_stride=stride, dim=dim, num_warps=4)
+    _merge[heads,](*parts, pages.length, out, heads=heads, dim=dim, num_warps=4)
     return out

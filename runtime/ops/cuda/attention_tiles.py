@@ -23,13 +23,10 @@ def _tile(
     scales: tl.tensor,
     table: tl.tensor,
     lengths: tl.tensor,
-    gate: tl.tensor,
     out: tl.tensor,
     tokens: int,
     kv_heads: int,
     group: int,
-    gate_token: int,
-    gate_head: int,
     scale: float,
     dim: tl.constexpr,
     members: tl.constexpr,
@@ -60,31 +57,24 @@ def _tile(
         seen = position[None, :] <= (length + token)[:, None]
         value = read_rows(values, scales, keys + PAGE * kv_heads, inside, column, dim)
         top, whole, total = absorb(tl.where(seen, scores * scale, -float("inf")), value, top, whole, total)
-    total = total / whole[:, None]
-    if gate is not None:
-        places = (far * gate_token + head * gate_head)[:, None] + column[None, :]
-        total *= tl.sigmoid(tl.load(gate + places, mask=used, other=0.0))
-    tl.store(out + place, total, mask=used)
+    tl.store(out + place, total / whole[:, None], mask=used)
 
 
-def attend_tiles(query: Tensor, pages: Pages, gate: Tensor | None) -> Tensor:
+def attend_tiles(query: Tensor, pages: Pages) -> Tensor:
     """See `attention.attend`."""
     (tokens, heads, dim), kv_heads = query.shape, pages.values.shape[3]
     group = heads // kv_heads
     members = triton.next_power_of_2(group)
     rows = max(ROWS, members)
     out = torch.empty(tokens, heads, dim, device=query.device)
-    strides = (0, 0) if gate is None else gate.stride()[:2]
     memory = pages.values, pages.scales, pages.table, pages.length
     _tile[triton.cdiv(tokens, rows // members), kv_heads](
         query.contiguous(),
         *memory,
-        gate,
         out,
         tokens,
         kv_heads,
         group,
-        *strides,
         dim**-0.5,
         dim=dim,
         members=members,

@@ -74,7 +74,7 @@ class CudaOps:
         """See Ops. How many tokens come before these, the cache's `count` says, on the device."""
         pages = _pages(cast(DeviceCache, cache))
         store(key, value, pages)
-        return attend(query, pages, None)
+        return attend(query, pages)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Ops."""

@@ -125,7 +125,7 @@ def test_one_token(heads, kv_heads, dim, length, kv, device):
     cache, query = filled(kv, length, kv_heads, dim), normal(1, heads, dim, size=3.0)
     expected = attended(query, cache)
     expected.agrees(OPS.attend(query, *cache.read()))
-    expected.holds(attend(query.to(device), pages_of(cache, device, 1), None))
+    expected.holds(attend(query.to(device), pages_of(cache, device, 1)))
 
 
 @pytest.mark.parametrize("kv", KVFormat)
@@ -136,27 +136,25 @@ def test_many_tokens(heads, kv_heads, dim, length, tokens, kv, device):
     cache, query = filled(kv, length, kv_heads, dim), normal(tokens, heads, dim, size=3.0)
     expected = attended(query, cache)
     expected.agrees(OPS.attend(query, *cache.read()))
-    expected.holds(attend(query.to(device), pages_of(cache, device, tokens), None))
+    expected.holds(attend(query.to(device), pages_of(cache, device, tokens)))
 
 
 def test_a_token_has_the_same_bits_in_any_company(device):
     """Of others, however long the last key is, and of room in the table."""
     cache, query = filled(KVFormat.E4M3, 90, 2, 32), normal(30, 6, 32, size=3.0).to(device)
     pages = pages_of(cache, device, 30)
-    whole = attend(query, pages, None)
+    whole = attend(query, pages)
     for first, last in ((0, 2), (3, 30), (5, 22)):
         pages.length.fill_(60 + first)
-        assert torch.equal(attend(query[first:last], pages, None), whole[first:last])
+        assert torch.equal(attend(query[first:last], pages), whole[first:last])
     roomy = Pages(pages.values, pages.scales, torch.cat((pages.table, pages.table)), pages.length)
-    assert torch.equal(attend(query[5:6], pages, None), attend(query[5:6], roomy, None))
+    assert torch.equal(attend(query[5:6], pages), attend(query[5:6], roomy))
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_the_gate(tokens, device):
-    """Its rows may have gaps, as those of a projection to queries and gates."""
-    cache, both = filled(KVFormat.BF16, 70, 2, 32), normal(tokens, 6, 64, size=2.0)
-    query, gate = both.chunk(2, dim=-1)
-    expected = attended(query, cache) * Rounded(gate.double().numpy()).sigmoid()
-    expected.agrees(OPS.sigmoid_gate(OPS.attend(query, *cache.read()), gate))
-    query, gate = both.to(device).chunk(2, dim=-1)
-    expected.holds(attend(query, pages_of(cache, device, tokens), gate))
+def test_rows_of_queries_may_have_gaps(tokens, device):
+    """As those of a projection to queries and gates."""
+    cache, both = filled(KVFormat.BF16, 70, 2, 32), normal(tokens, 6, 64, size=2.0).to(device)
+    query, pages = both.chunk(2, dim=-1)[0], pages_of(cache, device, tokens)
+    assert not query.is_contiguous()
+    assert torch.equal(attend(query, pages), attend(query.contiguous(), pages))
