@@ -158,10 +158,14 @@ def make_plan(weights: Weights, places: ExpertPlaces, wishes: Wishes, vram: "Vra
 
 
 def _staging_nbytes(spec: ModelSpec, places: ExpertPlaces, vram: "VramPlan", tokens: int, sequences: int) -> int:
-    """Buffers of experts on their way, what layers hand over, and what experts here make of a step."""
+    """Buffers of experts on their way, what layers hand over, what experts here make of a step.
+
+    And the recurrent states of a sequence that has not moved there yet.
+    """
     expert = max((places[key].nbytes for key in places if places[key].kind == vram.kind), default=0)
     handed = 2 * tokens + sequences * (spec.moe.top_k + 1)  # there and back
-    return RING * expert + FLOAT * handed * spec.hidden_size
+    moving = state_nbytes(spec, spec.layers[: vram.layers])
+    return RING * expert + FLOAT * handed * spec.hidden_size + moving
 
 
 def _too_little(needed: int, spec: ModelSpec, here: Sequence[LayerSpec], wishes: Wishes) -> InputError:

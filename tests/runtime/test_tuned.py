@@ -22,7 +22,7 @@ from mosaic.runtime.tuned import UNTUNED, Tuned, keep_tuning, known_tuning, sett
 from mosaic.runtime.weights import Weights
 
 MIB = 1 << 20
-ROOM = 500 * MIB
+ROOM = 356 * MIB
 CONTEXT = 256
 HOST = "the host's memory"
 ANYTHING = VramWishes()
@@ -159,7 +159,7 @@ def test_slots_tuned_for_other_memory_are_not_used(demo, room):
 
 
 def test_what_does_not_fit_any_more_is_not_used(demo):
-    room = 408 * MIB
+    room = 264 * MIB
     made = loading(demo, replace(FOUND, vram=10 * MIB, vram_budget=room), room=room)
     assert made.plans[1] == loading(demo, room=room).plans[1]
     assert made.tuned == replace(FOUND, vram=None, vram_budget=room, piece=None)
