@@ -71,7 +71,7 @@ def plan_lines(
         lines += ["", "On the device:", *_table(vram)]
         head = "with" if vram.head else "without"
         lines.append(f"experts in its slots: {vram.slots:,}; dense layers: {vram.layers}, {head} the head")
-        lines.append(f"prompts in pieces of {vram.piece:,} tokens; CUDA context and graphs are assumed, not measured")
+        lines.append(f"prompts in pieces of {vram.piece:,} tokens; kernels and graphs are assumed, not measured")
     return lines
 
 

@@ -21,7 +21,7 @@ from mosaic.runtime.plan import Wishes
 from mosaic.runtime.prompt_scores import BLOCK_LOGITS
 from mosaic.runtime.weights import Weights
 
-CUDA = 400 << 20  # its context, the kernels, what its allocator rounds up; assumed, not measured
+SLACK = 256 << 20  # what no item names: kernels, what an allocator rounds up or has in pieces; assumed, not measured
 GRAPH = 2 << 20  # of a layer's operations, recorded for decoding; assumed, not measured
 STREAM_SLOTS = 16  # of either half of the streaming buffer
 
@@ -56,7 +56,7 @@ class VramItems:
         placed, pages = self.spec.layers[:layers], pages_of(self.context)
         caches = attention_layers(placed)
         return {
-            "CUDA context and kernels": CUDA,
+            "kernels, fragmentation, others": SLACK,
             "expert slots": slots * self.slot,
             "streaming buffer": self.stream * self.slot if layers else 0,
             "dense weights": sum(self._dense[layer] for layer in range(layers)),

@@ -91,7 +91,7 @@ def test_the_items_of_a_tiny_model(model, tiny, layers, parallel, kv):
     caches, states, items = layers // 2, layers - layers // 2, dict(found.items)
     width, scale = {KVFormat.F32: (4, 0), KVFormat.BF16: (2, 0), KVFormat.E4M3: (1, 4)}[kv]
     page = 2 * 64 * 2 * (64 * width + scale)
-    assert items.pop("CUDA context and kernels") == vram_items.CUDA
+    assert items.pop("kernels, fragmentation, others") == vram_items.SLACK
     assert items.pop("expert slots") == 20 * EXPERT
     assert items.pop("streaming buffer") == (2 * 16 * EXPERT if layers else 0)
     assert items.pop("dense weights") == sum(stored[name] for name in dense)
@@ -129,7 +129,7 @@ def test_the_laptop():
     """7.2 GiB of 8: an arena of 3.2 GiB, every layer and the head, and some slots more."""
     found = plan(large(), int(7.2 * GIB), context=8192)
     assert (found.layers, found.head, found.piece) == (40, True, 2048)
-    assert ARENA <= found.items["expert slots"] < ARENA * 1.2
+    assert ARENA <= found.items["expert slots"] < ARENA * 1.25
     assert 0 <= found.budget - found.total < 3146112
     small = plan(large(), int(5.5 * GIB), context=8192)
     assert 20 < small.layers < 40
@@ -312,8 +312,8 @@ def needed(refusal):
 def test_refusals_name_what_is_needed(model, wishes):
     """To the byte."""
     with pytest.raises(InputError, match="--device cpu") as refusal:
-        plan(model, 300 * MIB, **wishes)
-    assert "314,572,800 bytes (300.00 MiB)" in str(refusal.value)
+        plan(model, 200 * MIB, **wishes)
+    assert "209,715,200 bytes (200.00 MiB)" in str(refusal.value)
     least = needed(refusal)
     found = plan(model, least, **wishes)
     assert found.total == least

@@ -28,7 +28,7 @@ ITEMS = {
 def drawn(folder, draw, most, layers):
     """A load of a model with anything wished of it, on a device of up to `most` bytes on which that fits."""
     while True:
-        device = HostDevice(room=vram_items.CUDA + draw.randrange(most))
+        device = HostDevice(room=vram_items.SLACK + draw.randrange(most))
         loading = Loading(
             folder,
             draw.choice(list(KVFormat)),
