@@ -19,10 +19,11 @@ from mosaic.runtime.ops.reference import ReferenceOps
 from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.speeds import Speeds
 from mosaic.runtime.tuned import UNTUNED, Tuned, keep_tuning, known_tuning, settle_threads
+from mosaic.runtime.vram_items import SLACK
 from mosaic.runtime.weights import Weights
 
 MIB = 1 << 20
-ROOM = 356 * MIB
+ROOM = 500 * MIB
 CONTEXT = 256
 HOST = "the host's memory"
 ANYTHING = VramWishes()
@@ -159,7 +160,7 @@ def test_slots_tuned_for_other_memory_are_not_used(demo, room):
 
 
 def test_what_does_not_fit_any_more_is_not_used(demo):
-    room = 264 * MIB
+    room = SLACK + 8 * MIB
     made = loading(demo, replace(FOUND, vram=10 * MIB, vram_budget=room), room=room)
     assert made.plans[1] == loading(demo, room=room).plans[1]
     assert made.tuned == replace(FOUND, vram=None, vram_budget=room, piece=None)

@@ -18,6 +18,7 @@ from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.speeds import Speeds
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.tuning import Climb
+from mosaic.runtime.vram_items import SLACK
 
 MIB = 1 << 20
 CONTEXT = 1024
@@ -80,18 +81,18 @@ def test_without_a_device_threads_are_tuned(demo, tokens, monkeypatch):
 
 
 def test_with_a_device_all_of_it_is(demo, tokens):
-    made = rig(demo, tokens, Place(356 * MIB))
+    made = rig(demo, tokens, Place(SLACK + 100 * MIB))
     knobs = {knob.name: knob for knob in made.knobs({"threads"})}
     assert list(knobs) == ["min_hits", "stream_tokens"]  # all layers fit beside all experts, all prompts are one piece
     assert made.settings["piece"] == 2048
     assert all(made.settings[name] in knob.values for name, knob in knobs.items())
     assert knobs["stream_tokens"].values[-2:] == [CONTEXT, 2 * CONTEXT]
-    longer = rig(demo, tokens, Place(356 * MIB), context=2048)
+    longer = rig(demo, tokens, Place(SLACK + 100 * MIB), context=2048)
     assert next(knob.values for knob in longer.knobs(()) if knob.name == "piece") == [256, 512, 1024, 2048]
 
 
 def test_slots_are_weighed_against_layers(demo, tokens):
-    place = Place(287 * MIB)
+    place = Place(SLACK + 32 * MIB)
     made = rig(demo, tokens, place)
     (knob,) = (knob for knob in made.knobs(()) if knob.name == "vram")
     taken = []
@@ -108,7 +109,7 @@ def test_slots_are_weighed_against_layers(demo, tokens):
 
 
 def test_bits_are_those_of_the_plain_cpu_whatever_is_set(demo, tokens):
-    plain, there = rig(demo, tokens), rig(demo, tokens, Place(356 * MIB), SOME)
+    plain, there = rig(demo, tokens), rig(demo, tokens, Place(SLACK + 100 * MIB), SOME)
     assert plain._text == there._text
     assert plain._sums == there._sums
     assert len(plain._text) == 16
@@ -121,7 +122,7 @@ def test_bits_are_those_of_the_plain_cpu_whatever_is_set(demo, tokens):
 
 
 def test_slots_are_empty_at_the_start_of_every_trial(demo, tokens):
-    made = rig(demo, tokens, Place(356 * MIB), SOME)
+    made = rig(demo, tokens, Place(SLACK + 100 * MIB), SOME)
     made._count = 16
     hits = []
     for min_hits in (1, 20):
@@ -132,7 +133,7 @@ def test_slots_are_empty_at_the_start_of_every_trial(demo, tokens):
 
 
 def test_prompts_are_streamed_from_the_threshold_on(demo, tokens):
-    made = rig(demo, tokens, Place(356 * MIB), SOME)
+    made = rig(demo, tokens, Place(SLACK + 100 * MIB), SOME)
 
     def copied(threshold, length):
         before = made._loaded.traffic().device_bytes
@@ -144,7 +145,7 @@ def test_prompts_are_streamed_from_the_threshold_on(demo, tokens):
 
 
 def test_longer_pieces_take_no_memory_of_anything_else(demo, tokens):
-    made = rig(demo, tokens, Place(282 * MIB), context=4096, vram=VramWishes(layers=2))
+    made = rig(demo, tokens, Place(SLACK + 26 * MIB), context=4096, vram=VramWishes(layers=2))
     piece = made.settings["piece"]
     (knob,) = (knob for knob in made.knobs(()) if knob.name == "piece")
     assert piece < 2048
@@ -153,20 +154,20 @@ def test_longer_pieces_take_no_memory_of_anything_else(demo, tokens):
 
 
 def test_a_device_that_has_less_now_costs_more_than_anything(demo, tokens):
-    place = Place(356 * MIB)
+    place = Place(SLACK + 100 * MIB)
     made = rig(demo, tokens, place, SOME)
-    place.room = 156 * MIB
+    place.room = SLACK
     assert made.decode({**made.settings, "vram": 4 * MIB}, 0) == math.inf
-    place.room = 356 * MIB
+    place.room = SLACK + 100 * MIB
     assert made.decode(made.settings, 0) < 1
-    place.room = 156 * MIB
+    place.room = SLACK
     assert made.read({**made.settings, "vram": 4 * MIB}, 64) == math.inf
 
 
 def test_experts_stay_in_ram_as_they_were_loaded(demo, tokens, monkeypatch):
     """Read from the disk into slots of RAM, of which a device has borrowed some when its part is taken anew."""
     monkeypatch.setattr("mosaic.runtime.plan.resident_memory", lambda: 200 * MIB)
-    context, place = 256, Place(356 * MIB)
+    context, place = 256, Place(SLACK + 100 * MIB)
 
     def slots(ram):
         return Loading(demo, KVFormat.BF16, context=context, chosen=place(), vram=SOME, ram=ram).plan.slots
@@ -183,7 +184,7 @@ def test_experts_stay_in_ram_as_they_were_loaded(demo, tokens, monkeypatch):
 
 
 def test_a_short_context_is_enough(demo, tokens):
-    made = rig(demo, tokens, Place(356 * MIB), context=8)
+    made = rig(demo, tokens, Place(SLACK + 100 * MIB), context=8)
     assert {knob.name for knob in made.knobs(())} <= {"threads", "min_hits"}
     assert made.decode(made.settings, 0) < 1
     alone = rig(demo, tokens, context=2)
@@ -191,7 +192,7 @@ def test_a_short_context_is_enough(demo, tokens):
 
 
 def test_a_climb_leaves_a_model_that_says_the_same(demo, tokens):
-    made = rig(demo, tokens, Place(294 * MIB))
+    made = rig(demo, tokens, Place(SLACK + 32 * MIB))
     climb = Climb(made.knobs({"threads"}), made.settings, math.inf)
     climb.run()
     assert all(found.finished for found in climb.found.values())
@@ -199,14 +200,14 @@ def test_a_climb_leaves_a_model_that_says_the_same(demo, tokens):
 
 
 def test_a_plan_that_cannot_be_moved_is_refused(demo):
-    place = Place(356 * MIB)
+    place = Place(SLACK + 100 * MIB)
     loading = Loading(demo, KVFormat.BF16, context=CONTEXT, chosen=place())
     assert loading.vram_plan(VramWishes(slots_nbytes=2 * MIB)).slots < loading.plans[1].slots
     assert loading.vram_plan(VramWishes(slots_nbytes=1)) is None
-    plan, place.room = loading.plan, 156 * MIB
+    plan, place.room = loading.plan, SLACK
     with pytest.raises(InputError, match="nothing of this model"):
         loading.move(place, ANYTHING)
-    place.room = 356 * MIB
+    place.room = SLACK + 100 * MIB
     loading.move(place, SOME)
     assert loading.plan == plan
     assert loading.plans[1].items["expert slots"] <= 2 * MIB
