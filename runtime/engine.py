@@ -121,6 +121,8 @@ class Engine:
         `progress` is told of bytes that are read. InputError for whatever is not as it should be.
         """
         folder = Path(folder).expanduser()
+        for name, value, least in (("threads", threads, 1), ("parallel", parallel, 1), ("gpu_layers", gpu_layers, 0)):
+            _check_whole(name, value, least)
         by_name = isinstance(ops, str)
         if isinstance(ops, str):
             ops = make_ops(option("ops", ops, OpsName), option("activations", activations, Activations), threads)
@@ -308,8 +310,19 @@ def _answer(text: str, answering: Answering) -> Answer:
     return Answer(text, answering.chosen, generation.finish_reason, generation.stats)
 
 
+def _check_whole(name: str, value: object, least: int) -> None:
+    """InputError for what is neither None nor a whole number of at least so much."""
+    if value is not None and (type(value) is not int or value < least):
+        remedy = "give one, or leave it out"
+        raise InputError(
+            f"{name} is out of range", found=repr(value), expected=f"a whole number from {least} on", remedy=remedy
+        )
+
+
 def _nbytes(name: str, size: int | str | None) -> int | None:
-    return parse_size(name, size) if isinstance(size, str) else size
+    nbytes = parse_size(name, size) if isinstance(size, str) else size
+    _check_whole(name, nbytes, 0)
+    return nbytes
 
 
 def _config_stop(folder: Path) -> frozenset[int]:

@@ -11,10 +11,14 @@ from mosaic.runtime.options import parse_device
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """A device, or none; `needed`: it was asked for by name, so a model that it cannot help is refused."""
+    """A device, or none; `needed`: it was asked for by name, so a model that it cannot help is refused.
+
+    `why`: there is none, where one would have been welcome.
+    """
 
     device: Device | None
     needed: bool
+    why: str = ""
 
     @property
     def name(self) -> str | None:
@@ -38,10 +42,10 @@ def choose_device(wanted: str, *, used: bool = False) -> DeviceChoice:
     needed = used or kind == "cuda"
     try:
         return DeviceChoice(find_gpu(number), needed)
-    except InputError:
+    except InputError as error:
         if needed:
             raise
-        return HOST_ONLY
+        return DeviceChoice(None, needed=False, why=str(error.facts["found"]))
 
 
 def device_beside(ops: Ops, wanted: Device | str, *, used: bool = False) -> DeviceChoice:
@@ -50,10 +54,20 @@ def device_beside(ops: Ops, wanted: Device | str, *, used: bool = False) -> Devi
     A device that is there already is taken as it is.
     """
     if not isinstance(wanted, str):
+        if not hasattr(wanted, "memory"):
+            expected = "cpu, cuda, cuda:N, auto, or an object that is a device"
+            raise InputError("no such device", found=repr(wanted), expected=expected, remedy="name one of them")
         return DeviceChoice(wanted, needed=True)
+    if used and parse_device(wanted)[0] == "cpu":
+        remedy = "leave them out, or the device"
+        raise InputError("sizes for a device that is not used", found="cpu", expected="a GPU", remedy=remedy)
     if isinstance(ops, CpuOps):
         return choose_device(wanted, used=used)
     if used or parse_device(wanted)[0] == "cuda":
-        found, remedy = "other operations than the CPU's kernels", "leave out --device, --ops and --profile"
-        raise InputError("a device needs the CPU's kernels beside it", found=found, expected="cpu", remedy=remedy)
+        raise InputError(
+            "a device needs the CPU's kernels beside it",
+            found="others (--ops), or ones that are timed (--profile)",
+            expected="--ops cpu without --profile",
+            remedy="leave those out, or whatever is said of a device",
+        )
     return HOST_ONLY

@@ -42,7 +42,7 @@ LogitBias = Annotated[
     typer.Option(metavar="TOKEN=BIAS", help="Add to a token's logit; -inf: never that one; may be repeated."),
 ]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text; not with a GPU.")]
-Profiled = Annotated[bool, typer.Option("--profile", help="Show where the time went, by operation.")]
+Profiled = Annotated[bool, typer.Option("--profile", help="Show where the time went, by operation; on the CPU alone.")]
 Stats = Annotated[
     str | None,
     typer.Option(metavar="FORM", help="Figures on standard error: text, json (one object, last line), or live."),

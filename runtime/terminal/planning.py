@@ -1,6 +1,7 @@
 """mosaic-run --plan: where the memory of a run would go, and the speed to expect. Loads no weights."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def show_plan(
     from mosaic.runtime.ops.choice import OpsName, make_ops, option
     from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
     from mosaic.runtime.plan_vram import VramWishes
-    from mosaic.runtime.speeds import speeds
+    from mosaic.runtime.speeds import known_speeds, speeds
     from mosaic.runtime.terminal import asking, chat, one_shot, progress, session  # noqa: F401
     from mosaic.runtime.tokenizer import Tokenizer
     from mosaic.runtime.tuned import known_tuning, settle_threads
@@ -44,16 +45,29 @@ def show_plan(
         chosen=chosen, vram=wishes, tuned=tuned,
     )  # fmt: skip
     needed = Tokenizer(folder), ops  # they take memory that is planned for
-    found = speeds(*loading.spans, threads or tuned.threads or cores())
+    count = threads or tuned.threads or cores()
+    if not known_speeds(*loading.spans, count):
+        print("measuring memory and disk, once for so many threads ...", file=sys.stderr)
+    found = speeds(*loading.spans, count)
     dense = sum(info.nbytes for info in loading.weights.dense().values())
     plan, vram_plan = loading.plans
     expected = {}
     if not vram_plan:  # what a GPU makes of it, mosaic-bench --simulate foresees
         expected = expectations(plan, loading.places, len(loading.weights.spec.layers), dense, found)
     if as_json:
-        print(json.dumps({**plan_dict(plan, expected, found, vram_plan), "tuned": asdict(loading.tuned)}))
+        print(
+            json.dumps(
+                {
+                    **plan_dict(plan, expected, found, vram_plan),
+                    "no_gpu": chosen.why or None,
+                    "tuned": asdict(loading.tuned),
+                }
+            )
+        )
     else:
         print(*plan_lines(plan, expected, found, vram_plan), sep="\n")
+        if chosen.why:
+            print(f"no GPU is used: {chosen.why}")
         if str(loading.tuned):
             print(f"tuned: {loading.tuned}")
     del needed

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mosaic.format.errors import InputError
-from mosaic.runtime.device.choice import HOST_ONLY, choose_device
+from mosaic.runtime.device.choice import choose_device
 from mosaic.runtime.ops.cuda.find import find_gpu
 
 
@@ -26,7 +26,7 @@ def gpus(monkeypatch):
 def refused(number):
     with pytest.raises(InputError) as error:
         find_gpu(number)
-    assert error.value.facts["remedy"].endswith("or choose --device cpu")
+    assert error.value.facts["remedy"].endswith("leave --device, --vram and --gpu-layers out")
     return error.value.facts["found"]
 
 
@@ -67,4 +67,4 @@ def test_one_on_which_nothing_runs(gpus, monkeypatch, error):
 
     monkeypatch.setattr("mosaic.runtime.ops.cuda.device.CudaDevice", Broken)
     assert refused(0) == f"one on which no kernel runs: {error}"
-    assert choose_device("auto") is HOST_ONLY
+    assert choose_device("auto").device is None

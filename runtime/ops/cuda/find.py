@@ -45,5 +45,5 @@ def _unusable(found: str, remedy: str) -> InputError:
         "the GPU asked for cannot be used",
         found=found,
         expected=f"an NVIDIA GPU of compute capability {LEAST[0]}.{LEAST[1]} or more",
-        remedy=f"{remedy}, or choose --device cpu",
+        remedy=f"{remedy}; for the CPU alone leave --device, --vram and --gpu-layers out",
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mosaic.format.errors import InputError
-from mosaic.runtime.device.choice import HOST_ONLY, choose_device
+from mosaic.runtime.device.choice import HOST_ONLY, DeviceChoice, choose_device
 from mosaic.runtime.device.host import HostDevice
 from mosaic.runtime.engine import Engine
 from mosaic.runtime.ops.reference import ReferenceOps
@@ -16,7 +16,8 @@ def no_gpu(monkeypatch):
 
 
 def test_without_a_gpu_the_host_does_it_all():
-    assert choose_device("cpu") is choose_device("auto") is HOST_ONLY
+    assert choose_device("cpu") is HOST_ONLY
+    assert choose_device("auto") == DeviceChoice(None, needed=False, why="no GPU that torch can use")
 
 
 @pytest.mark.parametrize(("device", "used"), [("cuda", False), ("cuda:1", False), ("auto", True)])
@@ -24,7 +25,7 @@ def test_a_gpu_that_is_not_there(device, used):
     with pytest.raises(InputError, match="the GPU asked for cannot be used") as raised:
         choose_device(device, used=used)
     assert raised.value.facts["found"] == "no GPU that torch can use"
-    assert "--device cpu" in raised.value.facts["remedy"]
+    assert "leave --device, --vram and --gpu-layers out" in raised.value.facts["remedy"]
 
 
 @pytest.mark.parametrize("options", [{"vram": 1 << 20}, {"gpu_layers": 1}, {"device": "cuda"}])
@@ -43,3 +44,17 @@ def test_a_device_that_is_full(tiny, monkeypatch):
     monkeypatch.setattr("mosaic.runtime.ops.cuda.find.find_gpu", lambda number: full)
     assert Engine.load(tiny, context=64).generate([1], max_tokens=2).tokens
     assert full.memory.used == {}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"device": 0}, {"device": False}, {"threads": 0}, {"threads": -1}, {"threads": "2"}, {"threads": 1.5},
+        {"gpu_layers": -1}, {"gpu_layers": "all"}, {"gpu_layers": True}, {"vram": -1}, {"vram": 1.5}, {"ram": -1},
+        {"parallel": 0}, {"device": "cpu", "gpu_layers": 2}, {"device": "cpu", "vram": "1GiB"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_that_cannot_be_used(tiny, options):
+    with pytest.raises(InputError, match=r"out of range|no such device|not used"):
+        Engine.load(tiny, **options)
