@@ -31,7 +31,7 @@ test-gpu: (setup "[gpu-test]")
     {{ bin }}/python -m pytest tests/cuda
     {{ bin }}/python tests/cuda/compile.py
 
-# Right and wrong, rates and tokens per second on this machine's NVIDIA card; --help says what the arguments are.
+# Right and wrong, rates and tokens per second on this machine's NVIDIA card; tests/device/check.sh --help tells the arguments.
 check-device *arguments: (setup "[gpu-test]")
     PYTHON={{ bin }}/python tests/device/check.sh {{ arguments }}
 

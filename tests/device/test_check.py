@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device import check, kernels, rates
+from device import check, kernels, needs, rates
 from device.card import Rehearsal, attempt
 from device.engine import BOUND, Reading, _compare
 from device.lines import Report, read, table
@@ -24,16 +25,22 @@ def run(*options, **environment):
     return subprocess.run([FOLDER / "check.sh", *options], env=environment, capture_output=True, text=True)
 
 
+def refused(*options, **environment):
+    done = run(*options, **environment)
+    assert done.returncode == 2
+    assert not done.stdout
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
 @pytest.fixture
 def report(tmp_path):
     return Report("part", tmp_path / "lines")
 
 
-def test_without_a_card():
-    done = run("--quick")
-    assert done.returncode == 2
-    assert "no NVIDIA card" in done.stderr
-    assert not done.stdout
+def test_without_a_card(tmp_path):
+    (tmp_path / "triton.py").touch()  # not every Python that tests has it
+    assert "no NVIDIA card" in refused("--quick", PYTHONPATH=str(tmp_path))
 
 
 def test_help_needs_nothing():
@@ -43,17 +50,101 @@ def test_help_needs_nothing():
     assert "set -" not in done.stdout
 
 
-def test_wrong_arguments():
-    done = run("--rehearse", "--parts", "rates,rate")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--parts", "rates,rate"], "no such part: rate ("),
+        (["--parts="], "no such part"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["--rehears"], "unrecognized"),
+        (["--layers", "0"], "at least 1"),
+    ],
+)
+def test_wrong_arguments_come_before_the_card(options, told):
+    done = refused(*options)
+    assert told in done
+    assert "card" not in done
+
+
+@pytest.mark.parametrize("python", ["/nonexistent", "/", "false"])
+def test_no_such_python(python):
+    assert f"error: {python} is no Python" in refused(PYTHON=python)
+
+
+def test_a_python_without_packages():
+    """Of this Python, its standard library alone."""
+    program = [sys.executable, "-S", str(FOLDER / "needs.py"), "--build"]
+    done = subprocess.run(program, env={"PATH": "/nonexistent"}, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "rate\n" in done.stderr
+    [told] = done.stderr.splitlines()
+    lacking = (
+        "torch, numpy, ml_dtypes, jinja2, tokenizers, typer, tqdm, pyyaml, safetensors, hypothesis, pytest, triton"
+    )
+    building = "pip, scikit-build-core, pybind11, cmake, ninja or make, gcc"
+    assert told.startswith(f"error: {sys.executable} lacks {lacking}, {building}; ")
+
+
+def test_an_old_pip(monkeypatch):
+    monkeypatch.setattr(needs, "version", lambda name: "22.0.2")
+    assert "a pip of at least 22.1 (it has 22.0.2)" in needs._missing(needs.options(["--build"]))
+    monkeypatch.setattr(needs, "version", lambda name: "22.1b1")
+    assert not needs._old_pip()
+
+
+def test_a_torch_that_cannot_be_imported(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: no such file')")
+    (tmp_path / "triton.py").touch()
+    assert "cannot be imported: libcudart.so" in refused(PYTHONPATH=str(tmp_path))
+
+
+@pytest.mark.parametrize("out", ["file", "file/folder", "/proc/folder"])
+def test_a_folder_that_cannot_be(out, tmp_path):
+    (tmp_path / "file").touch()
+    done = refused("--rehearse", OUT=str(tmp_path / out))
+    assert done.startswith(f"error: OUT={tmp_path / out}: ")
+    assert len(done.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_check_that_is_ended(number, code, tmp_path):
+    """Of the part that it was in, and of those before it, it tells and keeps what there is."""
+    (tmp_path / "machine.py").write_text("print('{}')")
+    program = "import sys, time; from pathlib import Path; sys.path.insert(0, {!r}); from device.lines import Report\n"
+    program += "name, file = sys.argv[1], Path(sys.argv[2]); Report(name, file).add('a', 1, 'GB/s')\n"
+    program += "time.sleep(60 if name == 'rates' else 0)"
+    (tmp_path / "part.py").write_text(program.format(str(FOLDER.parent)))
+    program = (
+        "import sys; from pathlib import Path; from device import check; from mosaic.format.errors import run_program"
+    )
+    program += f"\ncheck.FOLDER = Path({str(tmp_path)!r}); run_program(check.main)"
+    command = [sys.executable, "-c", program, "--parts", "engine,rates"]
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent), "OUT": str(tmp_path), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not process.stderr.readline().startswith("rates  a"):
+        assert process.poll() is None
+    kept = json.loads((tmp_path / "check.json").read_text())
+    assert [(line["part"], line["what"]) for line in kept["lines"]] == [("engine", "a"), ("engine", "whole part")]
+    process.send_signal(number)
+    told, trouble = process.communicate()
+    assert process.returncode == code
+    assert "Traceback" not in trouble
+    _, _, *rows, _, verdict = told.splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["engine", "engine", "rates", "rates"]
+    assert verdict == "ended before all parts were run"
+    kept = json.loads((tmp_path / "check.json").read_text())
+    assert (len(kept["lines"]), kept["lines"][-1]["note"]) == (4, "stopped")
+    assert not kept["finished"]
+    assert not kept["passed"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"machine.py", "part.py", "check.json"}
 
 
 def test_a_rehearsal(tmp_path):
-    done = run("--rehearse", "--layers", "2", OUT=str(tmp_path))
+    out = tmp_path / "no" / "folder"
+    done = run("--rehearse", "--layers", "2", OUT=os.path.relpath(out))
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "check.json").read_text())
+    found = json.loads((out / "check.json").read_text())
     assert found["passed"]
+    assert found["finished"]
     assert {line["part"] for line in found["lines"] if line["what"] == "whole part"} == set(check.LIMITS)
     count = {part: sum(line["part"] == part for line in found["lines"]) for part in check.LIMITS}
     assert count["kernels"] == 3
@@ -82,7 +173,8 @@ def test_a_part_that_does_not_end_well(end, note, monkeypatch, tmp_path):
     (tmp_path / "part.py").write_text(program.format(str(FOLDER.parent)) + end)
     monkeypatch.setattr(check, "FOLDER", tmp_path)
     monkeypatch.setattr(check, "LIMITS", {"rates": 1})
-    one, whole = check._run("rates", ["8"], tmp_path / "lines")
+    check._run("rates", ["8"], tmp_path / "lines", lines := [])
+    one, whole = lines
     assert (one.what, one.value, one.failed) == ("a", 1, False)
     assert (whole.what, whole.note, whole.failed) == ("whole part", note, bool(note))
 
