@@ -6,6 +6,7 @@ Nothing of it has to be used: what does not fit any more is as if it had never b
 import os
 import platform
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 
 from mosaic.format.catalog import Catalog
 from mosaic.runtime.kept import keep, recall
@@ -78,21 +79,26 @@ UNTUNED = Tuned()
 
 
 def known_tuning(catalog: Catalog, device: str | None) -> Tuned:
-    """Of this machine, with the device of this name or without one, and this model."""
+    """Of this machine, with the device of this name or without one, and this model.
+
+    A release may have other settings than the one that kept them: those it does not know are ignored.
+    """
     match recall(TUNED_FILE, _key(catalog, device)):
-        case dict() as found if found.keys() == _NAMES and all(_sound(*each) for each in found.items()):
-            return Tuned(**found)
+        case dict() as kept:
+            found = {name: kept[name] for name in _NAMES & kept.keys()}
+            if all(_sound(*each) for each in found.items()):
+                return Tuned(**found)
     return UNTUNED
 
 
-def keep_tuning(catalog: Catalog, device: str | None, tuned: Tuned) -> None:
-    """Keep it in place of what was known. OSError if the cache folder cannot be written to."""
-    keep(TUNED_FILE, _key(catalog, device), asdict(tuned))
+def keep_tuning(catalog: Catalog, device: str | None, tuned: Tuned) -> Path:
+    """Keep it in place of what was known; the file. OSError if the cache folder cannot be written to."""
+    return keep(TUNED_FILE, _key(catalog, device), asdict(tuned))
 
 
 def settle_threads(ops: Ops, threads: int | None, tuned: Tuned) -> Tuned:
     """Have the CPU's kernels run on as many threads as were tuned, if nobody said how many. What is done of `tuned`."""
-    if not isinstance(ops, CpuOps) or threads is not None or THREADS_VARIABLE in os.environ:
+    if not isinstance(ops, CpuOps) or threads is not None or os.environ.get(THREADS_VARIABLE):
         return replace(tuned, threads=None)
     if tuned.threads is not None:
         set_threads(tuned.threads)

@@ -37,7 +37,8 @@ class Knob:
 class Found:
     """What became of a setting. `cost`: seconds per token with `before`; `gain`: times as many tokens with `after`.
 
-    `cost` is None if no two values were compared; `finished` says whether nothing was left to try.
+    `cost` is None if no two values were compared; `finished` says whether nothing was left to try. `doubted`: a
+    neighbour of `after` that looked faster, but by too little to be believed.
     """
 
     before: int
@@ -45,6 +46,7 @@ class Found:
     cost: float | None = None
     gain: float = 1.0
     finished: bool = False
+    doubted: int | None = None
 
 
 class Climb:
@@ -122,9 +124,14 @@ class Climb:
         self._compared.add(self._comparison(knob, candidate))
         before, after = (median(costs[value]) for value in (present, candidate))
         found.cost = before if found.cost is None else found.cost
-        if hopeless or after >= before * (1 - max(LEAST_GAIN, *map(_spread, costs.values()))):
-            return 1.0
-        return before / after
+        if not hopeless and after < before * (1 - max(LEAST_GAIN, *map(_spread, costs.values()))):
+            found.doubted = None
+            return before / after
+        if after < before:
+            found.doubted = candidate
+        elif found.doubted == candidate:
+            found.doubted = None
+        return 1.0
 
     def _trial(self, knob: Knob, value: int, smaller: int) -> float:
         start = self._clock()

@@ -15,6 +15,8 @@ from mosaic.runtime.serve.worker import State, Worker
 if TYPE_CHECKING:
     from mosaic.runtime.engine import Engine
 
+LOG = logging.getLogger("mosaic.serve")
+
 
 def run(
     load: "Callable[[], Engine]",
@@ -42,7 +44,13 @@ def run(
         else:
             server.should_exit = True  # if it does not already
 
-    worker = Worker(load, watch)
+    def load_and_tell() -> "Engine":
+        engine = load()
+        if tuned := str(engine.tuned):
+            LOG.info("tuned: %s", tuned)
+        return engine
+
+    worker = Worker(load_and_tell, watch)
     service = Service(worker, names, limits)
     app = make_app(service, keys=keys, origins=origins, hosts=[host] if loopback and not keys else None)
     server = Server(app, service, grace)

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mosaic.runtime.request import FinishReason, Request, Stats
@@ -115,7 +115,8 @@ class Asker:
         if watch.profile:
             print("", *watch.profile.lines(stats.decoded_tokens), sep="\n", file=sys.stderr)
         if self._manner.form is Form.JSON:
-            print(json.dumps(stats.as_dict()), file=sys.stderr, flush=True)
+            figures = {**stats.as_dict(), "tuned": asdict(self._engine.tuned)}
+            print(json.dumps(figures), file=sys.stderr, flush=True)
         elif self._manner.form:
             note(figure_text(stats.as_dict()))
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def answer_once(
     else:
         conversation.answer(reply.message)
     if as_json:
-        print(json.dumps(_as_dict(reply)))
+        print(json.dumps({**_as_dict(reply), "tuned": asdict(engine.tuned)}))
     if session:
         session.keep(engine, conversation)
     if reply.interrupted:

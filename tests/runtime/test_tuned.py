@@ -88,7 +88,6 @@ def test_it_is_kept_per_machine_device_and_model(demo, tiny, monkeypatch):
         {"piece": 100},
         {"min_hits": 0},
         {"vram": -1},
-        {"more": 1},
         [3],
         None,
     ],
@@ -108,6 +107,17 @@ def test_what_is_damaged_was_never_found(demo, cache, damage):
     assert known_tuning(catalog, None) == Tuned(threads=2)
 
 
+def test_settings_of_another_release(demo, cache):
+    """One that is missing was not tuned; one that is not known is ignored."""
+    catalog = read_catalog(demo)
+    keep_tuning(catalog, None, FOUND)
+    (file,) = cache.iterdir()
+    ((key, kept),) = json.loads(file.read_text()).items()
+    del kept["piece"], kept["layers"]
+    file.write_text(json.dumps({key: {**kept, "more": "1"}}))
+    assert known_tuning(catalog, None) == replace(FOUND, piece=None, layers=None)
+
+
 def test_words_for_people():
     assert str(UNTUNED) == ""
     assert str(Tuned(threads=6)) == "threads 6"
@@ -121,7 +131,7 @@ def test_threads_are_used_unless_somebody_says(monkeypatch):
     monkeypatch.setenv("MOSAIC_THREADS", "2")
     assert settle_threads(CpuOps(), None, FOUND) == replace(FOUND, threads=None)
     assert threads() == 2
-    monkeypatch.delenv("MOSAIC_THREADS")
+    monkeypatch.setenv("MOSAIC_THREADS", "")
     assert settle_threads(CpuOps(), None, UNTUNED) == UNTUNED
     assert threads() == 2
     assert settle_threads(CpuOps(), None, FOUND) == FOUND

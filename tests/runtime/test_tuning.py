@@ -94,6 +94,28 @@ def test_a_gain_below_the_least_is_none():
     assert machine.climb(x=((1, 2, 3), 1)).settings == {"x": 1}
 
 
+@pytest.mark.parametrize(("faster", "doubted"), [(0.01, 2), (0.0, None), (-0.01, None), (-0.5, None), (0.1, None)])
+def test_what_looked_faster_but_was_not_believed_is_told(faster, doubted):
+    machine = Machine(lambda settings: 1 - faster * (settings["x"] == 2))
+    assert machine.climb(x=((1, 2), 1)).found["x"].doubted == doubted
+
+
+def test_a_doubt_is_forgotten_when_the_value_moves_away_from_it():
+    machine = Machine(lambda settings: {1: 0.99, 2: 1.0, 3: 0.5}[settings["x"]])
+    found = machine.climb(x=((1, 2, 3), 2)).found["x"]
+    assert (found.after, found.doubted) == (3, None)
+
+
+def test_a_doubt_is_forgotten_when_another_setting_ends_it():
+    """x = 2 looks faster until y is 2."""
+    machine = Machine(
+        lambda settings: 1 - 0.01 * (settings["x"] == 2 and settings["y"] == 1) - 0.5 * (settings["y"] == 2)
+    )
+    climb = machine.climb(x=((1, 2), 1), y=((1, 2), 1))
+    assert climb.settings == {"x": 1, "y": 2}
+    assert climb.found["x"].doubted is None
+
+
 def test_slow_drift_is_no_gain():
     """A machine that becomes slower as it gets warm: pairs begin with one value and the other in turn."""
     machine = Machine(lambda settings: 1.0 + 0.03 * len(machine.trials))

@@ -23,6 +23,7 @@ from mosaic.runtime.sampling import Sampling
 from mosaic.runtime.text.dialogue import Dialogue
 from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
+from mosaic.runtime.tuned import UNTUNED
 from support.tiny_tokenizer import END_OF_TEXT, IM_END, write_tokenizer
 
 ANY = -1
@@ -66,6 +67,7 @@ class ScriptedEngine:
         self.defaults = Sampling(temperature=0.0)
         self.stop = frozenset({IM_END, END_OF_TEXT})
         self.context = context
+        self.tuned = UNTUNED
         self.num_tokens = self.tokenizer.num_tokens
         self.scheduler = ScriptedScheduler(self.stop, places, context)
 

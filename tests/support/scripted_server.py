@@ -12,6 +12,7 @@ from mosaic.format.errors import InputError, run_program
 from mosaic.runtime.request import Request
 from mosaic.runtime.serve.program import run
 from mosaic.runtime.serve.service import Limits
+from mosaic.runtime.tuned import Tuned
 from support.scripted import ScriptedEngine, Step
 
 
@@ -42,6 +43,7 @@ def load() -> ScriptedEngine:
     assert how == "well"
     engine = ScriptedEngine(Path(sys.argv[1]))
     engine.scheduler.script = script
+    engine.tuned = Tuned(threads=2)
     return engine
 
 

@@ -83,6 +83,7 @@ def test_a_running_answer_is_finished(tmp_path):
         code, errors = server.ended()
     assert code == 0, errors
     assert errors.count("POST /v1/completions 200") == 1
+    assert " INFO tuned: threads 2\n" in errors
     assert "Traceback" not in errors
 
 
