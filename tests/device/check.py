@@ -37,7 +37,7 @@ def main() -> None:
             signal.signal(number, _end)
     asked = options(sys.argv[1:])
     rehearsal = ["--rehearse"] if asked.rehearse else []
-    command = [sys.executable, FOLDER / "machine.py", *rehearsal]
+    command = [sys.executable, str(FOLDER / "machine.py"), *rehearsal]
     machine = subprocess.run(command, stdout=subprocess.PIPE, process_group=0)
     if machine.returncode:
         sys.exit(machine.returncode)

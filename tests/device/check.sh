@@ -12,7 +12,7 @@
 # --build   the native code, even if this checkout is installed already.
 # --rehearse  without a card: everything in tiny, the host in the card's place. Its figures mean nothing.
 #
-# Ends with one table; exit code 0: all is right, 1: something is not, 2: no card, wrong arguments, or something lacks.
+# Ends with one table; exit code 0: all is right, 1: something is not, 2: no card, wrong arguments, or something is missing.
 # With OUT in the environment, a folder that is made if need be, there is $OUT/check.json, too, from the beginning and
 # newer after every part; Ctrl-C ends the check with 130 and a table of what there is. Python is $PYTHON or python3.
 # Where this checkout is not installed, the native code is built into build/device; that takes torch, triton, numpy,
