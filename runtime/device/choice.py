@@ -45,7 +45,7 @@ def choose_device(wanted: str, *, used: bool = False) -> DeviceChoice:
     except InputError as error:
         if needed:
             raise
-        return DeviceChoice(None, needed=False, why=str(error.facts["found"]))
+        return DeviceChoice(None, needed=False, why=str(error.facts.get("found", error)))
 
 
 def device_beside(ops: Ops, wanted: Device | str, *, used: bool = False) -> DeviceChoice:
