@@ -122,7 +122,7 @@ def test_ctrl_c_within_the_prompt_says_nothing_and_keeps_nothing(here, tiny, tmp
     assert (found["content"], found["finish_reason"]) == ("", "cancelled")
     assert json.loads(result.stderr.splitlines()[-1])["generated_tokens"] == 0
     again, alone = (
-        json.loads(here(tiny, "x", "--json", "--max-tokens", 2, *options).stdout)["usage"]
+        json.loads(here(tiny, "x", "--json", "--max-tokens", 2, "--seed", 3, *options).stdout)["usage"]
         for options in (("--session", file), ())
     )
     assert again == alone  # the message that had no answer was taken back
