@@ -1,7 +1,7 @@
 """A GPU as a device: streams, events and pinned memory of torch.
 
-Operations go to the default stream, uploads to one of their own. The thread that makes a CudaDevice has its GPU as the
-current one from then on, and alone gives it operations; only uploads may come from others.
+Operations go to the default stream, uploads to one of their own. The thread that gives it operations has its GPU as the
+current one (`enter`), one thread at a time; uploads may come from any.
 """
 
 import contextlib
