@@ -29,6 +29,7 @@ test-slow: (setup "[test,slow-test]")
 # The GPU's kernels, on any machine: under triton's interpreter, and compiled for every GPU (a report, some minutes).
 test-gpu: (setup "[gpu-test]")
     {{ bin }}/python -m pytest tests/cuda
+    TRITON_INTERPRET=1 {{ bin }}/python -m pytest tests/cuda/kernels -m slow
     {{ bin }}/python tests/cuda/compile.py
 
 # Right and wrong, rates and tokens per second on this machine's NVIDIA card; tests/device/check.sh --help tells the arguments.
