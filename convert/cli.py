@@ -18,7 +18,8 @@ from mosaic.convert.quantize import NonFinite
 from mosaic.convert.recipe import ScaleRule, load_recipe
 from mosaic.convert.target import check_place, free_space, needed_space
 from mosaic.convert.verify import verify_showing_progress
-from mosaic.format.errors import EXIT_CHECK_FAILED, InputError, run_program
+from mosaic.format.errors import EXIT_CHECK_FAILED, InputError
+from mosaic.format.program import Version, run_program
 from mosaic.format.source import Checkpoint
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -47,6 +48,7 @@ def command(
     nonfinite: Annotated[NonFinite, typer.Option(help="NaN and infinite weights: refuse or zero.")] = NonFinite.REFUSE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan or the summary as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    version: Version = False,
 ) -> None:
     """Convert a Hugging Face MoE checkpoint to blockwise 128x128 E4M3, one shard per layer.
 

@@ -17,10 +17,11 @@ from mosaic.convert.compare import Model, open_model
 from mosaic.convert.comparison import compare, text
 from mosaic.convert.quantize import check_kernels
 from mosaic.format.catalog import CATALOG_FILE, read_catalog
-from mosaic.format.errors import EXIT_CHECK_FAILED, InputError, run_program
+from mosaic.format.errors import EXIT_CHECK_FAILED, InputError
 from mosaic.format.evaluation import Evaluation, read_evaluations
 from mosaic.format.jsonfile import write_durably
 from mosaic.format.layout import CONFIG_FILE
+from mosaic.format.program import Version, run_program
 from mosaic.format.source import Checkpoint
 
 WORST = 10  # tensors shown
@@ -45,6 +46,7 @@ def command(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tensors compared at a time.")] = os.cpu_count() or 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report or comparison as JSON.")] = False,
+    version: Version = False,
 ) -> None:
     """Show the quantization error of a model directory: by class, by layer, the worst tensors; and as report.html.
 

@@ -12,7 +12,8 @@ import typer
 from mosaic.convert.engine_files import Engine
 from mosaic.convert.engines import check_for
 from mosaic.convert.verify import Result, verify_showing_progress
-from mosaic.format.errors import EXIT_CHECK_FAILED, InputError, run_program
+from mosaic.format.errors import EXIT_CHECK_FAILED, InputError
+from mosaic.format.program import Version, run_program
 from mosaic.recipes import demo_model
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -30,6 +31,7 @@ def command(
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Check the embedded demo model instead of OUT.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
+    version: Version = False,
 ) -> None:
     """Check every numbered invariant of docs/FORMAT.md: sizes, checksums, order, numbers, index.
 

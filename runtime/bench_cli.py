@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import Version, run_program
 from mosaic.runtime import options
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -62,7 +63,7 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all figures as one JSON object, in the last line.")
     ] = False,
-    version: options.Version = False,
+    version: Version = False,
 ) -> None:
     """Measure how fast OUT reads prompts (pp) and generates tokens (tg), in tokens per second.
 

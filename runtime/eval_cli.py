@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import Version, run_program
 from mosaic.runtime import options
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object, in the last line.")
     ] = False,
-    version: options.Version = False,
+    version: Version = False,
 ) -> None:
     """Perplexity of a text; with --against how far next-token distributions are from those of a reference.
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -16,12 +15,6 @@ from mosaic.runtime.sizes import parse_size
 Choice = TypeVar("Choice", bound=StrEnum)
 THREADS_VARIABLE = "MOSAIC_THREADS"
 DEVICE = re.compile(r"(cpu|auto|cuda)|(cuda):([0-9]{1,3})")
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"mosaic {version('mosaic-moe')}")
-        raise typer.Exit
 
 
 Out = Annotated[Path | None, typer.Argument(metavar="OUT", help="Model directory; left out with --demo.")]
@@ -79,11 +72,6 @@ RecordRouting = Annotated[
 ]
 Prefetch = Annotated[bool, typer.Option("--prefetch", help="Read experts that the next layer will probably choose.")]
 Check = Annotated[bool, typer.Option("--check", help="Compare the checksum of every expert that is read.")]
-
-
-Version = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-]
 
 
 def size(option: str, text: str | None) -> int | None:

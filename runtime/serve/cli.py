@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import Version, run_program
 from mosaic.runtime import options
 from mosaic.runtime.sizes import parse_size
 
@@ -66,7 +67,7 @@ def command(
     record_routing: options.RecordRouting = None,
     prefetch: options.Prefetch = False,
     check: options.Check = False,
-    version: options.Version = False,
+    version: Version = False,
 ) -> None:
     """Serve the model in OUT: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
 

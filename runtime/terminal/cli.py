@@ -7,7 +7,8 @@ from typing import Any
 import typer
 
 from mosaic.format.catalog import read_catalog
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import Version, run_program
 from mosaic.runtime import options
 from mosaic.runtime.terminal import flags
 from mosaic.runtime.terminal.conversation import Conversation
@@ -70,7 +71,7 @@ def command(
     record_routing: options.RecordRouting = None,
     prefetch: options.Prefetch = False,
     check: options.Check = False,
-    version: options.Version = False,
+    version: Version = False,
 ) -> None:
     """Answer a prompt with the model in OUT. Without a prompt, on a terminal, it is a chat.
 

@@ -23,7 +23,7 @@ if __name__ == "__main__":
 from bench.shape import model_config
 from bench.write_source import write_source
 from mosaic.format import direct
-from mosaic.format.errors import run_program
+from mosaic.format.program import run_program
 from support.memory import peak_memory
 
 STEP = 16 << 20

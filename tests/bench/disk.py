@@ -21,8 +21,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for bench and support
 
 from mosaic.format.direct import aligned, aligned_size
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
 from mosaic.format.layout import PAGE
+from mosaic.format.program import run_program
 
 PIECE = 3 << 20  # an expert of the 35B
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -28,7 +28,8 @@ from bench.engine_table import LAYERS, Series, table
 from bench.engine_worker import Worker
 from bench.shape import Json, fused, model_config
 from bench.write_model import model_bytes, write_model
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import run_program
 from mosaic.runtime import machine
 from mosaic.runtime.bench import SHORT_PROMPT, random_tokens
 

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from bench.engine_worker import Worker
 from mosaic import _native
 from mosaic.format.direct import aligned
-from mosaic.format.errors import run_program
+from mosaic.format.program import run_program
 from mosaic.runtime import machine
 
 TOP_K, HIDDEN, INNER, BLOCK = 8, 2048, 512, 128

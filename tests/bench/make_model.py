@@ -18,7 +18,8 @@ from bench.checks import check_absent, check_empty, check_room, check_sizes
 from bench.shape import Json, model_config
 from bench.write_model import model_bytes, write_model
 from bench.write_source import source_bytes, write_source
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import run_program
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

@@ -17,7 +17,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import run_program
 from mosaic.runtime.experts.trace import TraceHeader, TraceWriter
 
 CLASSES = 4

@@ -20,7 +20,8 @@ if __name__ == "__main__":
 from bench.checks import check_empty, check_sizes
 from bench.shape import model_config
 from bench.sparse import OUTSIDE, fill, make, punch
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import run_program
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint directory.")]

@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from device.lines import Line, Report, read, table
 from device.needs import options
-from mosaic.format.errors import run_program
+from mosaic.format.program import run_program
 
 FOLDER = Path(__file__).parent
 #: Seconds that a part may take: together with building less than eight minutes.

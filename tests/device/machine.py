@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mosaic import _native
-from mosaic.format.errors import run_program
+from mosaic.format.program import run_program
 from mosaic.runtime import machine
 from mosaic.runtime.sizes import format_size
 

@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
 from device.card import Gpu, Rehearsal
 from device.lines import Report
-from mosaic.format.errors import run_program
+from mosaic.format.program import run_program
 
 
 def main(name: str, file: str, layers: str, *rehearse: str) -> None:

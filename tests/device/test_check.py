@@ -114,7 +114,7 @@ def test_a_check_that_is_ended(number, code, tmp_path):
     program += "time.sleep(60 if name == 'rates' else 0)"
     (tmp_path / "part.py").write_text(program.format(str(FOLDER.parent)))
     program = (
-        "import sys; from pathlib import Path; from device import check; from mosaic.format.errors import run_program"
+        "import sys; from pathlib import Path; from device import check; from mosaic.format.program import run_program"
     )
     program += f"\ncheck.FOLDER = Path({str(tmp_path)!r}); run_program(check.main)"
     command = [sys.executable, "-c", program, "--parts", "engine,rates"]

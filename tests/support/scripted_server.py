@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from mosaic.format.errors import InputError, run_program
+from mosaic.format.errors import InputError
+from mosaic.format.program import run_program
 from mosaic.runtime.request import Request
 from mosaic.runtime.serve.program import run
 from mosaic.runtime.serve.service import Limits

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.mosaic_run import PATIENCE, PROGRAM, PROMPT, run
+from support.mosaic_run import PATIENCE, PROGRAM, PROMPT
 
 LATER = ("torch", "tokenizers", "jinja2", "transformers", "prompt_toolkit", "tqdm")  # what --help has no use for
 
@@ -110,7 +110,3 @@ def test_closed_standard_input(demo):
     done = subprocess.run(["bash", "-c", f"exec {script} {demo} - <&-"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "the prompt is empty" in done.stderr
-
-
-def test_version():
-    assert re.fullmatch(r"mosaic \d+\.\d+\.\d+\n", run("--version").stdout)
