@@ -112,7 +112,7 @@ def command(
 
     slots_nbytes, budget = options.vram_size(device, vram, gpu_layers), options.size("--ram", ram)
     from mosaic.runtime.bench_measure import print_measurement
-    from mosaic.runtime.plan_vram import VramWishes
+    from mosaic.runtime.wishes import VramWishes
 
     print_measurement(
         out, prompts=prompt or [PROMPT], generate=generate or [GENERATE], repetitions=repetitions, threads=threads,

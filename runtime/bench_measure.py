@@ -13,9 +13,9 @@ from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loading, LoadOptions
 from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
 from mosaic.runtime.ops.cpu import isa
-from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.sizes import format_size
 from mosaic.runtime.tuned import known_tuning, settle_threads
+from mosaic.runtime.wishes import VramWishes
 
 CEILING_SECONDS = 1.0
 

@@ -36,7 +36,6 @@ from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
 from mosaic.runtime.ops.cpu import threads as ops_threads
 from mosaic.runtime.plan import LEAST_KEPT
-from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.prefixes import StateCache
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.request import Generation, Request, Stats
@@ -51,6 +50,7 @@ from mosaic.runtime.text.reply import Piece, ReplyReader
 from mosaic.runtime.text.template import ChatTemplate
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.tuned import Tuned, known_tuning, settle_threads
+from mosaic.runtime.wishes import VramWishes
 
 Messages = Sequence[Mapping[str, Any]]
 

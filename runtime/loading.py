@@ -29,8 +29,8 @@ from mosaic.runtime.machine import steady_heap, total_memory
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.cpu import CpuOps, threads
-from mosaic.runtime.plan import MemoryPlan, Wishes
-from mosaic.runtime.plan_vram import VramPlan, VramWishes, make_vram_plan
+from mosaic.runtime.plan import MemoryPlan
+from mosaic.runtime.plan_vram import VramPlan, make_vram_plan
 from mosaic.runtime.plans import make_plans
 from mosaic.runtime.prefill import PREFILL_CHUNK
 from mosaic.runtime.progress import Progress, silent
@@ -38,6 +38,7 @@ from mosaic.runtime.sizes import format_size
 from mosaic.runtime.speeds import speeds
 from mosaic.runtime.tuned import UNTUNED, Tuned
 from mosaic.runtime.weights import Weights
+from mosaic.runtime.wishes import VramWishes, Wishes
 
 ANYTHING = VramWishes()
 LEAST_SPAN = 1 << 20  # bytes; less is no measure of a disk

@@ -7,26 +7,13 @@ from dataclasses import dataclass
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.plan import Wishes
 from mosaic.runtime.sizes import ARENA, format_size
 from mosaic.runtime.vram_items import Kind, VramItems
 from mosaic.runtime.weights import Weights
+from mosaic.runtime.wishes import VramWishes, Wishes
 
 PIECES = (2048, 1024, 512, 256)  # tokens of a prompt that are computed together
 PIECE_SHARE = 8  # of a budget, at most one part in so many for a prompt in work, unless its pieces are the shortest
-
-
-@dataclass(frozen=True)
-class VramWishes:
-    """What may be said of the memory of a device; what is None is chosen.
-
-    `slots_nbytes`: for expert slots. `layers`: how many dense layers, from the first on; all if there are fewer.
-    `piece`: tokens of a prompt that are computed together.
-    """
-
-    slots_nbytes: int | None = None
-    layers: int | None = None
-    piece: int | None = None
 
 
 @dataclass(frozen=True)

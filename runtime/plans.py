@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from mosaic.format.errors import InputError
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.plan import MemoryPlan, Wishes, affordable_context, free_budget, make_plan, shortest_context
-from mosaic.runtime.plan_vram import VramPlan, VramWishes, make_vram_plan
+from mosaic.runtime.plan import MemoryPlan, affordable_context, free_budget, make_plan, shortest_context
+from mosaic.runtime.plan_vram import VramPlan, make_vram_plan
 from mosaic.runtime.weights import Weights
+from mosaic.runtime.wishes import VramWishes, Wishes
 
 
 def make_plans(

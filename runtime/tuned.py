@@ -14,8 +14,9 @@ from mosaic.runtime.machine import cores
 from mosaic.runtime.ops import Ops
 from mosaic.runtime.ops.cpu import CpuOps, isa, set_threads
 from mosaic.runtime.options import THREADS_VARIABLE
-from mosaic.runtime.plan_vram import PIECES, VramPlan, VramWishes
+from mosaic.runtime.plan_vram import PIECES, VramPlan
 from mosaic.runtime.sizes import format_size
+from mosaic.runtime.wishes import VramWishes
 
 TUNED_FILE = "tuned.json"
 DIFFERENCE = 1 / 16  # of a device's memory, more or less: what others take of it comes and goes

@@ -18,10 +18,11 @@ from mosaic.runtime.device.choice import DeviceChoice
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
 from mosaic.runtime.machine import cores
 from mosaic.runtime.ops.cpu import CpuOps, set_threads, threads
-from mosaic.runtime.plan_vram import PIECES, VramWishes
+from mosaic.runtime.plan_vram import PIECES
 from mosaic.runtime.progress import Progress, silent
 from mosaic.runtime.state import SequenceState, Snapshot
 from mosaic.runtime.tuning import MIN_HITS, SHORTEST_STREAMED, Knob, Settings, stream_values, thread_values
+from mosaic.runtime.wishes import VramWishes
 
 PROMPT_TOKENS = 32  # before the text that the model writes
 MOST_TOKENS = 64  # of that text

@@ -17,9 +17,9 @@ from mosaic.runtime.footprint import (
     state_nbytes,
 )
 from mosaic.runtime.kv import PAGE_TOKENS, KVPool, pages_of
-from mosaic.runtime.plan import Wishes
 from mosaic.runtime.prompt_scores import BLOCK_LOGITS
 from mosaic.runtime.weights import Weights
+from mosaic.runtime.wishes import Wishes
 
 SLACK = 256 << 20  # what no item names: kernels, what an allocator rounds up or has in pieces; assumed, not measured
 GRAPH = 2 << 20  # of a layer's operations, recorded for decoding; assumed, not measured

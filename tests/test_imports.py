@@ -27,7 +27,9 @@ DECISIONS = {
         for name in ("slots", "tracker", "placement", "promotion", "trace", "replay", "profile")
     ),
 }
-PLANS = {f"runtime/{name}.py" for name in ("footprint", "plan", "plan_vram", "plans", "vram_items")}
+PLANS = {
+    f"runtime/{name}.py" for name in ("footprint", "plan", "plan_vram", "plans", "ram_items", "vram_items", "wishes")
+}
 #: Pieces of Hugging Face tensor names. `_scale_inv` has one more owner, the contract.
 TENSOR_NAMES = re.compile(
     r"self_attn|linear_attn|[qkvo]_proj|in_proj|out_proj|embed_tokens|lm_head\.|layernorm|gate_up|gate_proj|up_proj|"

@@ -30,11 +30,11 @@ def show_plan(
     from mosaic.runtime.machine import cores
     from mosaic.runtime.ops.choice import OpsName, make_ops, option
     from mosaic.runtime.plan_text import expectations, plan_dict, plan_lines
-    from mosaic.runtime.plan_vram import VramWishes
     from mosaic.runtime.speeds import known_speeds, speeds
     from mosaic.runtime.terminal import asking, chat, one_shot, progress, session  # noqa: F401
     from mosaic.runtime.tokenizer import Tokenizer
     from mosaic.runtime.tuned import known_tuning, settle_threads
+    from mosaic.runtime.wishes import VramWishes
 
     kv_format, ops = option("kv", kv, KVFormat), make_ops(OpsName.CPU, threads=threads)
     wishes = VramWishes(vram, gpu_layers)

@@ -60,12 +60,12 @@ def tune(
     from mosaic.runtime.loading import Loading
     from mosaic.runtime.ops.choice import Activations, OpsName, make_ops, option
     from mosaic.runtime.ops.cpu import CpuOps
-    from mosaic.runtime.plan_vram import VramWishes
     from mosaic.runtime.terminal.progress import loading_bars
     from mosaic.runtime.tokenizer import Tokenizer
     from mosaic.runtime.tuned import TITLES, TUNED_FILE, Tuned, keep_tuning, known_tuning, settle_threads, shown
     from mosaic.runtime.tuning import SECONDS, Climb
     from mosaic.runtime.tuning_trials import LONGEST_PROMPT, Rig
+    from mosaic.runtime.wishes import VramWishes
 
     kv_format, multiplied = option("kv", kv, KVFormat), option("activations", activations, Activations)
     ops, wishes = make_ops(OpsName.CPU, multiplied, threads), VramWishes(vram, gpu_layers)

@@ -30,7 +30,7 @@ from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loaded, Loading, LoadOptions
 from mosaic.runtime.model import HybridModel
 from mosaic.runtime.ops.cpu import CpuOps
-from mosaic.runtime.plan_vram import VramWishes
+from mosaic.runtime.wishes import VramWishes
 
 KV = KVFormat.BF16
 # Of the largest logit, in the middle of all tokens: see BOUND in `engine`; with so many experts more often one is as

@@ -9,6 +9,7 @@ import pytest
 
 from mosaic.format.errors import InputError
 from mosaic.runtime import plan as plan_module
+from mosaic.runtime import ram_items
 from mosaic.runtime.engine import Engine
 from mosaic.runtime.experts import profile
 from mosaic.runtime.experts.cached import CachedExperts
@@ -30,7 +31,8 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def same_size(monkeypatch):
     """As far as plans go, this process does not grow from test to test."""
-    monkeypatch.setattr(plan_module, "resident_memory", lambda: 200 * MIB)
+    for module in (plan_module, ram_items):
+        monkeypatch.setattr(module, "resident_memory", lambda: 200 * MIB)
 
 
 def budget_for(folder, slots):

@@ -6,16 +6,18 @@ import pytest
 
 from mosaic.format.errors import InputError
 from mosaic.runtime import plan as plan_module
+from mosaic.runtime import ram_items
 from mosaic.runtime import speeds as speeds_module
 from mosaic.runtime.cgroup import cgroup_room
 from mosaic.runtime.experts.arena import slot_nbytes
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.kv import KVFormat
-from mosaic.runtime.plan import MemoryPlan, Wishes, affordable_context, make_plan
+from mosaic.runtime.plan import MemoryPlan, affordable_context, make_plan
 from mosaic.runtime.plan_text import Expectation, expectations, plan_dict, plan_lines, skewed_hit_rate
 from mosaic.runtime.sizes import format_size, parse_size
 from mosaic.runtime.speeds import Speeds, speeds
 from mosaic.runtime.weights import Weights
+from mosaic.runtime.wishes import Wishes
 from support.models import convert_folder
 from support.tiny import Tiny, write_checkpoint
 
@@ -31,8 +33,9 @@ def model(tiny):
 @pytest.fixture
 def base(monkeypatch):
     """A process that is always as large."""
-    monkeypatch.setattr(plan_module, "resident_memory", lambda: 200 * MIB)
-    return 200 * MIB + plan_module.GROWTH
+    for module in (plan_module, ram_items):
+        monkeypatch.setattr(module, "resident_memory", lambda: 200 * MIB)
+    return 200 * MIB + ram_items.GROWTH
 
 
 def plan(model, budget, context=256, kv=KVFormat.BF16):

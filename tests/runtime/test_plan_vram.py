@@ -14,11 +14,11 @@ from mosaic.runtime import vram_items
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.footprint import device_scratch_nbytes
 from mosaic.runtime.kv import KVFormat
-from mosaic.runtime.plan import Wishes
-from mosaic.runtime.plan_vram import PIECES, VramWishes, make_vram_plan
+from mosaic.runtime.plan_vram import PIECES, make_vram_plan
 from mosaic.runtime.simulator.sizes import published
 from mosaic.runtime.sizes import ARENA
 from mosaic.runtime.weights import Weights
+from mosaic.runtime.wishes import VramWishes, Wishes
 from support.models import convert_folder
 from support.tiny import Tiny, write_checkpoint
 

@@ -4,16 +4,18 @@ import pytest
 
 from mosaic.format.errors import InputError
 from mosaic.runtime import plan as plan_module
+from mosaic.runtime import ram_items
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.experts.promotion import RING
 from mosaic.runtime.footprint import kv_nbytes
 from mosaic.runtime.kv import KVFormat
-from mosaic.runtime.plan import SHORTEST, MemoryPlan, Wishes, make_plan
+from mosaic.runtime.plan import SHORTEST, MemoryPlan, make_plan
 from mosaic.runtime.plan_text import Expectation, plan_dict, plan_lines
-from mosaic.runtime.plan_vram import VramPlan, VramWishes
+from mosaic.runtime.plan_vram import VramPlan
 from mosaic.runtime.plans import make_plans
 from mosaic.runtime.speeds import Speeds
 from mosaic.runtime.weights import Weights
+from mosaic.runtime.wishes import VramWishes, Wishes
 from support.models import convert_folder
 from support.tiny import Tiny, write_checkpoint
 
@@ -25,7 +27,8 @@ EXPERT = 3 * 128 * 256 + 3 * 2 * 2
 @pytest.fixture(autouse=True)
 def same_size(monkeypatch):
     """A process that is always as large."""
-    monkeypatch.setattr(plan_module, "resident_memory", lambda: 200 * MIB)
+    for module in (plan_module, ram_items):
+        monkeypatch.setattr(module, "resident_memory", lambda: 200 * MIB)
 
 
 @pytest.fixture(scope="module")

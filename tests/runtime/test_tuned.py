@@ -16,11 +16,11 @@ from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loading, LoadOptions
 from mosaic.runtime.ops.cpu import CpuOps, set_threads, threads
 from mosaic.runtime.ops.reference import ReferenceOps
-from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.speeds import Speeds
 from mosaic.runtime.tuned import UNTUNED, Tuned, keep_tuning, known_tuning, settle_threads
 from mosaic.runtime.vram_items import SLACK
 from mosaic.runtime.weights import Weights
+from mosaic.runtime.wishes import VramWishes
 
 MIB = 1 << 20
 ROOM = 500 * MIB

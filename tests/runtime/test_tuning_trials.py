@@ -14,11 +14,11 @@ from mosaic.runtime.experts.cached import CachedExperts
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loading
 from mosaic.runtime.ops.cpu import CpuOps, set_threads, threads
-from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.speeds import Speeds
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.tuning import Climb
 from mosaic.runtime.vram_items import SLACK
+from mosaic.runtime.wishes import VramWishes
 
 MIB = 1 << 20
 CONTEXT = 1024
@@ -166,7 +166,7 @@ def test_a_device_that_has_less_now_costs_more_than_anything(demo, tokens):
 
 def test_experts_stay_in_ram_as_they_were_loaded(demo, tokens, monkeypatch):
     """Read from the disk into slots of RAM, of which a device has borrowed some when its part is taken anew."""
-    monkeypatch.setattr("mosaic.runtime.plan.resident_memory", lambda: 200 * MIB)
+    monkeypatch.setattr("mosaic.runtime.ram_items.resident_memory", lambda: 200 * MIB)
     context, place = 256, Place(SLACK + 100 * MIB)
 
     def slots(ram):

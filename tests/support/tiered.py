@@ -17,11 +17,11 @@ from mosaic.runtime.engine import Engine
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loading, LoadOptions
 from mosaic.runtime.ops.cpu import Activations, CpuOps
-from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.request import Request
 from mosaic.runtime.sampler import Chosen
 from mosaic.runtime.sampling import Sampling
 from mosaic.runtime.tokenizer import Tokenizer
+from mosaic.runtime.wishes import VramWishes
 
 SAMPLING = Sampling(temperature=1.0)
 EAGER = Tuning(min_hits=1, stream_tokens=16)  # many copies, and every prompt but the shortest streamed

@@ -13,9 +13,9 @@ from mosaic.runtime.engine import Engine
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.loading import Loading, LoadOptions
 from mosaic.runtime.ops.cpu import CpuOps
-from mosaic.runtime.plan_vram import VramWishes
 from mosaic.runtime.tokenizer import Tokenizer
 from mosaic.runtime.weights import E4M3Matrix
+from mosaic.runtime.wishes import VramWishes
 from support.tiered import EAGER, WatchedDevice, answers, load
 
 IDS = np.random.default_rng(10).integers(0, 256, 600).tolist()

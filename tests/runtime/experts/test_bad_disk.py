@@ -17,7 +17,7 @@ PROGRAM = """
 import ctypes, errno, sys, threading, time
 from pathlib import Path
 from mosaic.format.errors import InputError
-from mosaic.runtime import plan
+from mosaic.runtime import ram_items
 from mosaic.runtime.engine import Engine
 from mosaic.runtime.experts.places import ExpertPlaces
 from mosaic.runtime.loading import Loading
@@ -25,7 +25,7 @@ from mosaic.runtime.ops.cpu import CpuOps
 from mosaic.runtime.kv import KVFormat
 from mosaic.runtime.weights import Weights
 
-plan.resident_memory = lambda: 200 << 20  # this process does not grow, as far as plans go
+ram_items.resident_memory = lambda: 200 << 20  # this process does not grow, as far as plans go
 shim, folder = ctypes.CDLL(sys.argv[1]), Path(sys.argv[2])
 hold, failure, times = (ctypes.c_int.in_dll(shim, name) for name in ("hold", "failure", "times"))
 most = ctypes.c_long.in_dll(shim, "most")
