@@ -5,7 +5,7 @@ What is missing is read while the rest computes.
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -33,6 +33,7 @@ class CachedExperts:
         self._arena = arena
         self._ahead: set[Key] = set()  # read ahead, and neither chosen nor given up yet
         self._foretold: dict[int, list[int]] = {}  # by layer
+        self._elsewhere: dict[int, Container[int]] = {}  # by layer: what a faster tier has of it
         self._loans: dict[weakref.ref[Loan], Key] = {}  # whose slots are held
         self._sound = True  # False while arena and policy may disagree
         self._epoch = 0  # how often they did
@@ -55,7 +56,7 @@ class CachedExperts:
             told(self._arena.nbytes_read - before)
         self._sound = True
 
-    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
+    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Container[int] = ()) -> None:
         """See ExpertStore. Of a prompt the last tokens count: a long one would outweigh every answer.
 
         Of several sequences all do, and their step is one: each sequence's uses are remembered as long as alone.
@@ -66,6 +67,8 @@ class CachedExperts:
         for expert in chosen[..., -HALF_LIFE:, :].ravel().tolist():
             if expert not in elsewhere:
                 self._arena.policy.use(self._arena.number((layer, expert)))
+        self._elsewhere[layer] = elsewhere
+        self._settle(layer, {(layer, expert) for expert in set(chosen.ravel().tolist()) if expert not in elsewhere})
         self._sound = True
 
     def nbytes(self, layer: int, expert: int) -> int:
@@ -74,7 +77,8 @@ class CachedExperts:
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """See ExpertStore. They are read when the experts of the layer that comes first are on their way."""
-        self._foretold[layer] = list(experts)
+        elsewhere = self._elsewhere.get(layer, ())
+        self._foretold[layer] = [expert for expert in experts if expert not in elsewhere]
 
     def lend(self, layer: int, expert: int) -> Loan | None:
         """See ExpertStore. Its slot is held meanwhile, and top_k must be left to serve a layer."""
@@ -111,12 +115,12 @@ class CachedExperts:
 
     def _arriving(self, keys: list[Key], tokens: int, held: list[Key]) -> Iterator[Mapping[int, Expert]]:
         """The same; `held` are the experts of the last group, to be let go when the next is asked for."""
-        arena, wanted, layer = self._arena, set(keys), keys[0][0]
-        self._settle(layer, wanted)
+        arena, wanted = self._arena, set(keys)
         held += [key for key in keys if arena.has(key)]
         coming = [key for key in arena.flying if key in wanted]
         missing = [key for key in keys if key not in {*held, *coming}]
-        self._count(layer, wanted, len(held))
+        self._traffic.hits += len(held)
+        self._traffic.misses += len(wanted) - len(held)
         for key in held:
             arena.hold(key)
         self._begin(coming, tokens)
@@ -151,6 +155,7 @@ class CachedExperts:
             self._arena.reset()
             self._ahead.clear()
             self._foretold.clear()
+            self._elsewhere.clear()
             self._epoch += 1
         self._sound = False
         for known in list(self._loans):
@@ -182,17 +187,24 @@ class CachedExperts:
 
     def _read_next_layer(self, layer: int) -> None:
         """While the mixer of the next layer computes, read the experts that a long prompt will need there."""
-        following = [other for other in self._places.layers if other > layer][:1]
-        for key in ((other, expert) for other in following for expert in range(self._places.num_experts)):
-            if not self._read_ahead(key):
-                break
+        for following in [other for other in self._places.layers if other > layer][:1]:
+            elsewhere = self._elsewhere.get(following, ())
+            for expert in range(self._places.num_experts):
+                if expert not in elsewhere and not self._read_ahead((following, expert)):
+                    return
 
     def _settle(self, layer: int, keys: set[Key]) -> None:
         """The router chose: give up what was read ahead for this layer in vain, let go of what landed meanwhile."""
-        for key in [key for key in self._ahead if key[0] == layer and key not in keys]:
+        for key in [key for key in self._ahead if key[0] == layer]:
             self._ahead.remove(key)
-            if key in self._arena.flying:
+            if key in keys:
+                self._traffic.ahead_used += 1
+            elif key in self._arena.flying:
                 self._arena.cancel(key)
+        if layer in self._foretold:
+            self._traffic.foretold += len(keys)
+            foretold = ((layer, expert) for expert in self._foretold.pop(layer))
+            self._traffic.foretold_right += len(keys.intersection(foretold))
         self._let_land([key for key in self._arena.flying if key not in keys], wait=False)
 
     def _let_go(self, held: list[Key]) -> None:
@@ -211,13 +223,3 @@ class CachedExperts:
         with contextlib.suppress(InputError):
             for key in self._arena.land(keys, wait=wait):
                 self._arena.let_go(key)
-
-    def _count(self, layer: int, keys: set[Key], hits: int) -> None:
-        traffic, used = self._traffic, self._ahead & keys
-        traffic.hits += hits
-        traffic.misses += len(keys) - hits
-        traffic.ahead_used += len(used)
-        self._ahead -= used
-        if layer in self._foretold:
-            traffic.foretold += len(keys)
-            traffic.foretold_right += len(keys.intersection((layer, expert) for expert in self._foretold.pop(layer)))

@@ -1,5 +1,6 @@
 """The experts that lie in slots on a device: which ones, by whom they are used, and the copies on their way there."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,18 @@ class Costs:
     min_hits: int = MIN_HITS
 
 
+class LayerThere(Container[int]):
+    """The experts of a layer that are in slots at the moment, by their numbers. Whoever has it holds no device."""
+
+    def __init__(self, promotion: Promotion, first: int) -> None:
+        self._promotion = promotion
+        self._first = first  # key
+
+    def __contains__(self, expert: object) -> bool:
+        assert isinstance(expert, int)
+        return self._promotion.resident(self._first + expert)
+
+
 class HotExperts:
     """Which experts are in `held`. Between two calls it is sound; after an interruption a new one begins cold."""
 
@@ -56,6 +69,10 @@ class HotExperts:
         recent = keys[..., -WINDOW:, :].ravel().tolist()
         self._tracker.observe(recent)
         return self._promotion.place([*recent, *set(keys[..., :-WINDOW, :].ravel().tolist())])
+
+    def there(self, layer: int) -> LayerThere:
+        """What is in slots of a layer."""
+        return LayerThere(self._promotion, layer * self._places.num_experts)
 
     def slots(self, placement: Placement) -> NDArray[np.int32]:
         """By the number of an expert of that layer, its slot; one more for the shared expert, which has none."""

@@ -35,7 +35,7 @@ class Promotion:
         """
         for key in keys:
             self._slots.use(key)
-        return self._policy.place(dict.fromkeys(keys), self._resident)
+        return self._policy.place(dict.fromkeys(keys), self.resident)
 
     def begin(self, placement: Placement) -> list[Copy]:
         """The copies to begin now; none takes the slot of an expert that computes there in this call."""
@@ -57,6 +57,10 @@ class Promotion:
         self.flying.remove(copy)
         self._slots.forget(copy.key)
 
+    def resident(self, key: int) -> bool:
+        """Whether it computes there, as far as is known now."""
+        return self._slots.find(key) is not None and all(copy.key != key for copy in self.flying)
+
     def slot(self, key: int) -> int:
         """Where a key that computes there (`Placement.gpu`) is."""
         slot = self._slots.find(key)
@@ -66,9 +70,6 @@ class Promotion:
     def tick(self) -> None:
         """See SlotPolicy."""
         self._slots.tick()
-
-    def _resident(self, key: int) -> bool:
-        return self._slots.find(key) is not None and all(copy.key != key for copy in self.flying)
 
     def _begin(self, key: int) -> Copy | None:
         if len(self.flying) == self._most or self._slots.find(key) is not None:

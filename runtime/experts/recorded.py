@@ -1,6 +1,6 @@
 """An expert store that writes down what the router chooses, for `mosaic-bench --replay` and routing profiles."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ class RecordedExperts:
         """See ExpertStore."""
         return self._store.traffic
 
-    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
+    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Container[int] = ()) -> None:
         """See ExpertStore."""
         self._writer.record(layer, chosen.reshape(-1, chosen.shape[-1]))
         self._store.observe(layer, chosen, elsewhere)

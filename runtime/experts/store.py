@@ -1,6 +1,6 @@
 """What a layer asks for its routed experts, whichever store has them: mapped.py, cached.py, source_weights.py."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,10 +31,11 @@ class Loan:
 class ExpertStore(Protocol):
     """Where routed experts come from. Sees every routing decision, and brings the experts of one layer at a time."""
 
-    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
+    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Container[int] = ()) -> None:
         """The router of a layer chose these experts; `arriving` of the same layer follows.
 
-        It will not ask for those that a faster tier has, `elsewhere`: their uses say nothing of who is needed here.
+        It will not ask for those that a faster tier has, `elsewhere`: their uses say nothing of who is needed here. A
+        store may look again later, at what is there by then.
 
         [T, K] for T tokens of one sequence, or [B, T, K] for those of B.
         """
@@ -73,7 +74,7 @@ class PresentExperts:
         """The matrices of one expert."""
         raise NotImplementedError
 
-    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
+    def observe(self, layer: int, chosen: NDArray[np.int64], elsewhere: Container[int] = ()) -> None:
         """See ExpertStore. Nothing to decide."""
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
@@ -106,7 +107,7 @@ class LayerExperts:
         self.layer = layer
         self._shared = {} if shared is None else {num_experts: shared}
 
-    def observe(self, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
+    def observe(self, chosen: NDArray[np.int64], elsewhere: Container[int] = ()) -> None:
         """See ExpertSource."""
         self.store.observe(self.layer, chosen[..., :-1] if self._shared else chosen, elsewhere)
 

@@ -161,7 +161,7 @@ class Tier:
             numbers = list(dict.fromkeys(routed.ravel().tolist()))
             return Call(chosen, np.full(chosen.shape, NOWHERE, np.int32), Placement([], [], []), numbers)
         placement = self._hot.place(source.layer, routed)
-        source.observe(chosen, {key % self._places.num_experts for key in placement.gpu})
+        source.observe(chosen, self._hot.there(source.layer))
         self._hits += len(placement.gpu)
         cold = [key % self._places.num_experts for key in placement.cpu]
         return Call(chosen, self._hot.slots(placement)[chosen], placement, cold)

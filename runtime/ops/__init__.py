@@ -8,7 +8,7 @@ Activations [.., K] are [T, K] of one sequence or [B, T, K] of B; a step of deco
 what it would get alone (from `cpu`, to the bit), and weights are read once for all.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,7 +59,7 @@ class DeltaWeights:
 class ExpertSource(Protocol):
     """The experts of one layer, from wherever their bytes are."""
 
-    def observe(self, chosen: NDArray[np.int64], elsewhere: Collection[int] = ()) -> None:
+    def observe(self, chosen: NDArray[np.int64], elsewhere: Container[int] = ()) -> None:
         """The router chose these [.., R]; `arriving` follows, but for those that have been found elsewhere."""
 
     def arriving(self, numbers: Sequence[int], tokens: int) -> Iterator[Mapping[int, Expert]]:

@@ -68,7 +68,7 @@ class Store(PresentExperts):
         self.experts = {key: new_expert(*key) for key in PLACES}
 
     def observe(self, layer, chosen, elsewhere=()):
-        self.wanted = {*chosen.ravel().tolist()} - {*elsewhere}
+        self.wanted = {expert for expert in chosen.ravel().tolist() if expert not in elsewhere}
         for loan, span in self.lent:
             if not on_loan(loan):
                 span.fill(GONE)

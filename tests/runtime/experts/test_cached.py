@@ -125,6 +125,30 @@ def test_what_was_foretold_is_read_ahead_and_changes_nothing(folder, expected):
     assert 0 < traffic.foretold_right < traffic.foretold
 
 
+def test_what_a_faster_tier_has_is_not_read_ahead(folder):
+    _, experts = cached(folder, 40)
+    first, second = experts._places.layers[:2]
+
+    def step(layer, chosen, elsewhere=(), tokens=1):
+        experts.observe(layer, np.array([chosen] * tokens), elsewhere)
+        wanted = [expert for expert in chosen if expert not in elsewhere]
+        for _ in experts.arriving(layer, wanted, tokens) if wanted else ():
+            pass
+
+    hot = {1, 2}
+    step(second, [1, 3], hot)
+    hot.add(4)  # since then
+    experts.expect(second, [1, 2, 4, 5])
+    step(first, [6])
+    assert experts.traffic.ahead == 1
+    step(second, [1, 2, 4], hot)  # nothing is asked for, so that 5 was read in vain
+    assert (experts.traffic.ahead_used, experts.traffic.foretold) == (0, 0)
+    assert not experts._ahead
+    step(first, [*range(16)], tokens=3)  # a prompt: the whole next layer is read ahead
+    assert {key for key in experts._ahead if key[1] in hot} == set()
+    assert experts.traffic.ahead > 8
+
+
 @pytest.mark.parametrize("taken", range(1, 5))
 def test_an_interrupted_layer_leaves_nothing_behind(folder, expected, taken):
     """As by Ctrl-C, with reads on their way: their slots come back, or there would be none left."""
