@@ -20,7 +20,10 @@ from mosaic.runtime.options import THREADS_VARIABLE
 from mosaic.runtime.terminal.one_shot import INTERRUPTED
 
 if TYPE_CHECKING:
+    from mosaic.runtime.loading import Loading
+    from mosaic.runtime.tuned import Tuned
     from mosaic.runtime.tuning import Found
+    from mosaic.runtime.wishes import VramWishes
 
 CHARACTERS = 8  # of a text, at most, that have a token among them
 
@@ -62,7 +65,7 @@ def tune(
     from mosaic.runtime.ops.cpu import CpuOps
     from mosaic.runtime.terminal.progress import loading_bars
     from mosaic.runtime.tokenizer import Tokenizer
-    from mosaic.runtime.tuned import TITLES, TUNED_FILE, Tuned, keep_tuning, known_tuning, settle_threads, shown
+    from mosaic.runtime.tuned import TITLES, TUNED_FILE, keep_tuning, known_tuning, settle_threads, shown
     from mosaic.runtime.tuning import SECONDS, Climb
     from mosaic.runtime.tuning_trials import LONGEST_PROMPT, Rig
     from mosaic.runtime.wishes import VramWishes
@@ -100,11 +103,7 @@ def tune(
     )  # fmt: skip
     climb.run()
     seconds = time.monotonic() - start
-    compared = {name: found.after for name, found in climb.found.items() if found.cost is not None}
-    plan = loading.plans[1]
-    beside = plan and rig.loading.vram_plan(replace(wishes, slots_nbytes=compared.get("vram")))
-    budget = {"vram_budget": plan.budget, "layers": beside.layers} if plan and beside and "vram" in compared else {}
-    tuned = Tuned(**{**asdict(known), **compared, **budget})
+    tuned = _settled(known, climb.found, rig.loading, wishes)
     if as_json:
         settings = {name: {**asdict(found), **_speeds(found)} for name, found in climb.found.items()}
         about = {"model": str(folder), "device": name, "seconds": seconds, "decode_tok_s": 1 / pace}
@@ -113,6 +112,15 @@ def tune(
         print(*_table(climb.found, seconds), sep="\n")
     with _keeping():
         _note(f"kept in {keep_tuning(catalog, name, tuned)}")
+
+
+def _settled(known: "Tuned", found: "dict[str, Found]", loading: "Loading", wishes: "VramWishes") -> "Tuned":
+    """What was known, and in its place what was compared; of slots also beside what they were found."""
+    compared: dict[str, int | None] = {name: one.after for name, one in found.items() if one.cost is not None}
+    plan = loading.plans[1]
+    if plan and "vram" in compared and (beside := loading.vram_plan(replace(wishes, slots_nbytes=compared["vram"]))):
+        compared |= {"vram_budget": plan.budget, "layers": beside.layers}
+    return replace(known, **compared)
 
 
 def _refuse_without_choice(threads: int | None, beside: str) -> None:
