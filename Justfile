@@ -68,6 +68,10 @@ bench-convert *arguments: (setup "[test]")
 bench *arguments: (setup "[test]")
     {{ bin }}/python tests/bench/engine.py {{ arguments }}
 
+# What tiers cost beside the CPU alone, on a device made of RAM, with a model directory OUT.
+bench-stand-in *arguments: (setup "[test]")
+    {{ bin }}/python tests/bench/stand_in.py {{ arguments }}
+
 # The routed experts of one layer alone, by every instruction set, beside kt-kernel (--kt-python).
 bench-experts *arguments: (setup "[test]")
     {{ bin }}/python tests/bench/experts.py {{ arguments }}

@@ -1,6 +1,6 @@
 """The experts that lie in slots on a device: which ones, by whom they are used, and the copies on their way there."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,30 +56,32 @@ class HotExperts:
         self._promotion = Promotion(slots, policy, min(RING, places.top_k))
         self._sent: dict[Copy, tuple[Upload, Loan]] = {}
 
-    def place(self, layer: int, routed: NDArray[np.int64]) -> Placement:
-        """Where the experts of a layer call are computed, those of routed [.., K]; all that has arrived is there.
-
-        Of a prompt the last tokens count: a long one would outweigh every answer.
-        """
-        if layer == self._places.layers[0]:
-            self._tracker.tick()
-            self._promotion.tick()
+    def slots(self, layer: int, numbers: Sequence[int]) -> dict[int, int]:
+        """The slots of those experts of a layer that are in one; all that has arrived is."""
         self._land()
-        keys = routed + layer * self._places.num_experts
-        recent = keys[..., -WINDOW:, :].ravel().tolist()
-        self._tracker.observe(recent)
-        return self._promotion.place([*recent, *set(keys[..., :-WINDOW, :].ravel().tolist())])
+        first = layer * self._places.num_experts
+        found = ((number, self._promotion.slot(first + number)) for number in numbers)
+        return {number: slot for number, slot in found if slot is not None}
 
     def there(self, layer: int) -> LayerThere:
         """What is in slots of a layer."""
         return LayerThere(self._promotion, layer * self._places.num_experts)
 
-    def slots(self, placement: Placement) -> NDArray[np.int32]:
-        """By the number of an expert of that layer, its slot; one more for the shared expert, which has none."""
-        slots = np.full(self._places.num_experts + 1, NOWHERE, np.int32)
-        for key in placement.gpu:
-            slots[key % self._places.num_experts] = self._promotion.slot(key)
-        return slots
+    def note(self, layer: int, routed: NDArray[np.int64], store: ExpertStore) -> None:
+        """A layer call is under way that uses routed [.., T, K]: begin the copies that this makes worth it.
+
+        Of a prompt the last tokens count: a long one would outweigh every answer. And it brings no copies, since it is
+        no measure of what comes after it.
+        """
+        if layer == self._places.layers[0]:
+            self._tracker.tick()
+            self._promotion.tick()
+        keys = routed + layer * self._places.num_experts
+        recent = keys[..., -WINDOW:, :].ravel().tolist()
+        self._tracker.observe(recent)
+        placement = self._promotion.place([*recent, *set(keys[..., :-WINDOW, :].ravel().tolist())])
+        if routed.shape[-2] == 1:
+            self.promote(placement, store)
 
     def promote(self, placement: Placement, store: ExpertStore) -> None:
         """Begin to copy what is worth it, after all that was begun on the device."""

@@ -39,7 +39,7 @@ class Promotion:
 
     def begin(self, placement: Placement) -> list[Copy]:
         """The copies to begin now; none takes the slot of an expert that computes there in this call."""
-        computing = [self.slot(key) for key in placement.gpu]
+        computing = [slot for key in placement.gpu if (slot := self.slot(key)) is not None]
         for slot in computing:
             self._slots.pin(slot)
         begun = [copy for key in placement.promote if (copy := self._begin(key))]
@@ -57,15 +57,14 @@ class Promotion:
         self.flying.remove(copy)
         self._slots.forget(copy.key)
 
-    def resident(self, key: int) -> bool:
-        """Whether it computes there, as far as is known now."""
-        return self._slots.find(key) is not None and all(copy.key != key for copy in self.flying)
-
-    def slot(self, key: int) -> int:
-        """Where a key that computes there (`Placement.gpu`) is."""
+    def slot(self, key: int) -> int | None:
+        """Where a key computes in the faster tier; None if it does not: it is not there, or on its way."""
         slot = self._slots.find(key)
-        assert slot is not None
-        return slot
+        return None if self.flying and any(copy.key == key for copy in self.flying) else slot
+
+    def resident(self, key: int) -> bool:
+        """Whether a key computes there."""
+        return self.slot(key) is not None
 
     def tick(self) -> None:
         """See SlotPolicy."""

@@ -18,9 +18,8 @@ from torch import Tensor
 from mosaic.runtime.device import Device
 from mosaic.runtime.experts.expert_slots import ExpertSlots
 from mosaic.runtime.experts.hot import NOWHERE, Costs, HotExperts
-from mosaic.runtime.experts.placement import Placement
 from mosaic.runtime.experts.places import ExpertPlaces
-from mosaic.runtime.experts.store import LayerExperts
+from mosaic.runtime.experts.store import ExpertStore, LayerExperts
 from mosaic.runtime.experts.streaming import Streaming
 from mosaic.runtime.experts.traffic import Traffic
 from mosaic.runtime.experts.uploads import Uploads
@@ -39,14 +38,13 @@ class TierMemory:
 
 
 class Call(NamedTuple):
-    """The experts of a layer for T tokens: `chosen` [.., R] as the router has it, `slots` int32 [.., R] on the device.
+    """The experts of a layer for T tokens: `chosen` [.., T, R] as the router has it.
 
-    `cold`: numbers of those that are not there.
+    `slots`: of those that are on the device, by their numbers. `cold`: numbers of the others.
     """
 
     chosen: NDArray[np.int64]
-    slots: NDArray[np.int32]
-    placement: Placement
+    slots: dict[int, int]
     cold: list[int]
 
     @property
@@ -75,6 +73,7 @@ class Tier:
         held, buffer = self._memory.held, self._memory.buffer
         self._hot: HotExperts | None = None
         self._streaming: Streaming | None = None
+        self._last: tuple[int, NDArray[np.int64], ExpertStore] | None = None  # a call that is to be noted
         self._uploads: Uploads | None = None
         if slots := held or buffer:
             uploads = self._uploads = Uploads(self._device, slots.slot_nbytes)
@@ -101,6 +100,7 @@ class Tier:
 
     def from_device(self, x: Tensor, routing: Routing, shared: Tensor | None, source: LayerExperts) -> Tensor:
         """See Mixing. X and the result are on the device."""
+        self._catch_up()
         chosen, here = self._device.fetch(routing.experts, x)
         call = self._enter(chosen.numpy(), source)
         outputs, cold = self._apply(x, call), call.cold
@@ -119,8 +119,9 @@ class Tier:
 
     def from_host(self, x: Tensor, routing: Routing, shared: Tensor | None, source: LayerExperts) -> Tensor:
         """See Mixing. X and the result are on the host."""
+        self._catch_up()
         call = self._enter(routing.experts.numpy(), source)
-        hot = self._apply(self._device.bring(x), call) if call.placement.gpu else None
+        hot = self._apply(self._device.bring(x), call) if call.slots else None
         is_cold, outputs = self._compute(x, call, call.cold, source)
         if hot is not None:
             outputs = torch.where(is_cold, outputs, self._device.fetch(hot)[0])
@@ -133,8 +134,11 @@ class Tier:
     def _apply(self, x: Tensor, call: Call) -> Tensor:
         """Outputs [.., R, H] of the experts in slots, by the device; anything for the others."""
         outputs = torch.empty(*call.chosen.shape, x.shape[-1], device=self._device.place)
-        if self._hot and call.placement.gpu:
-            self._device.ops.apply(x, self._device.bring(torch.from_numpy(call.slots)), self._hot.held, outputs)
+        if self._hot and call.slots:
+            slots = np.full(self._places.num_experts + 1, NOWHERE, np.int32)  # the shared expert has none
+            slots[list(call.slots)] = list(call.slots.values())
+            chosen = self._device.bring(torch.from_numpy(slots[call.chosen]))
+            self._device.ops.apply(x, chosen, self._hot.held, outputs)
         return outputs
 
     def _compute(self, x: Tensor, call: Call, cold: list[int], source: LayerExperts) -> tuple[Tensor, Tensor]:
@@ -150,26 +154,34 @@ class Tier:
                 order.fill(NOWHERE)
         return torch.from_numpy(is_cold[call.chosen])[..., None], outputs
 
-    def _enter(self, chosen: NDArray[np.int64], source: LayerExperts) -> Call:
-        """Decide. What an interruption (Ctrl-C) left half done is forgotten with everything else: it starts cold."""
+    def _catch_up(self) -> None:
+        """Note the last call, while the device computes what came after it: only where its experts lie was urgent.
+
+        What an interruption (Ctrl-C) left half done is forgotten with everything else: it starts cold.
+        """
         if not self._sound:
             self._reset()
+        if self._hot and self._last:
+            self._sound = False
+            self._hot.note(*self._last)
+        self._last = None
+        self._sound = True
+
+    def _enter(self, chosen: NDArray[np.int64], source: LayerExperts) -> Call:
+        """Decide. From here on, until `_leave`, not all is as it should be."""
         self._sound = False
-        routed = chosen[..., : self._places.top_k]
+        numbers = list(dict.fromkeys(chosen[..., : self._places.top_k].ravel().tolist()))
         if not self._hot:
             source.observe(chosen)
-            numbers = list(dict.fromkeys(routed.ravel().tolist()))
-            return Call(chosen, np.full(chosen.shape, NOWHERE, np.int32), Placement([], [], []), numbers)
-        placement = self._hot.place(source.layer, routed)
+            return Call(chosen, {}, numbers)
+        slots = self._hot.slots(source.layer, numbers)
         source.observe(chosen, self._hot.there(source.layer))
-        self._hits += len(placement.gpu)
-        cold = [key % self._places.num_experts for key in placement.cpu]
-        return Call(chosen, self._hot.slots(placement)[chosen], placement, cold)
+        self._hits += len(slots)
+        return Call(chosen, slots, [number for number in numbers if number not in slots])
 
     def _leave(self, call: Call, source: LayerExperts) -> None:
-        """Promote; not for a prompt, which is no measure of what comes after it."""
-        if self._hot and call.tokens == 1:
-            self._hot.promote(call.placement, source.store)
+        """The call is under way, and is to be noted before the next."""
+        self._last = source.layer, call.chosen[..., : self._places.top_k], source.store
         self._sound = True
 
     def _reset(self) -> None:
