@@ -77,8 +77,7 @@ class CachedExperts:
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """See ExpertStore. They are read when the experts of the layer that comes first are on their way."""
-        elsewhere = self._elsewhere.get(layer, ())
-        self._foretold[layer] = [expert for expert in experts if expert not in elsewhere]
+        self._foretold[layer] = list(experts)
 
     def lend(self, layer: int, expert: int) -> Loan | None:
         """See ExpertStore. Its slot is held meanwhile, and top_k must be left to serve a layer."""
@@ -171,9 +170,11 @@ class CachedExperts:
 
     def _read_foretold(self) -> None:
         """Begin to read what was foretold, as far as nothing else is to be read."""
-        for key in [(layer, expert) for layer, experts in self._foretold.items() for expert in experts]:
-            if not self._arena.idle or not self._read_ahead(key):
-                break
+        for layer, experts in self._foretold.items():
+            elsewhere = self._elsewhere.get(layer, ())
+            for expert in experts:
+                if expert not in elsewhere and not (self._arena.idle and self._read_ahead((layer, expert))):
+                    return
 
     def _read_ahead(self, key: Key) -> bool:
         """Begin to read an expert that may be needed, into a slot of low rank; False if there is none."""

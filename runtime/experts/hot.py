@@ -1,5 +1,6 @@
 """The experts that lie in slots on a device: which ones, by whom they are used, and the copies on their way there."""
 
+import weakref
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
@@ -32,15 +33,19 @@ class Costs:
 
 
 class LayerThere(Container[int]):
-    """The experts of a layer that are in slots at the moment, by their numbers. Whoever has it holds no device."""
+    """The experts of a layer that are in slots at the moment, by their numbers; none when the slots have begun anew.
+
+    Whoever has it holds nothing else.
+    """
 
     def __init__(self, promotion: Promotion, first: int) -> None:
-        self._promotion = promotion
+        self._promotion = weakref.ref(promotion)
         self._first = first  # key
 
     def __contains__(self, expert: object) -> bool:
         assert isinstance(expert, int)
-        return self._promotion.resident(self._first + expert)
+        promotion = self._promotion()
+        return promotion is not None and promotion.resident(self._first + expert)
 
 
 class HotExperts:
@@ -68,7 +73,7 @@ class HotExperts:
         return LayerThere(self._promotion, layer * self._places.num_experts)
 
     def note(self, layer: int, routed: NDArray[np.int64], store: ExpertStore) -> None:
-        """A layer call is under way that uses routed [.., T, K]: begin the copies that this makes worth it.
+        """A layer call used routed [.., T, K]: begin the copies that this makes worth it.
 
         Of a prompt the last tokens count: a long one would outweigh every answer. And it brings no copies, since it is
         no measure of what comes after it.
@@ -76,6 +81,7 @@ class HotExperts:
         if layer == self._places.layers[0]:
             self._tracker.tick()
             self._promotion.tick()
+        self._land()
         keys = routed + layer * self._places.num_experts
         recent = keys[..., -WINDOW:, :].ravel().tolist()
         self._tracker.observe(recent)

@@ -38,10 +38,13 @@ class Promotion:
         return self._policy.place(dict.fromkeys(keys), self.resident)
 
     def begin(self, placement: Placement) -> list[Copy]:
-        """The copies to begin now; none takes the slot of an expert that computes there in this call."""
-        computing = [slot for key in placement.gpu if (slot := self.slot(key)) is not None]
-        for slot in computing:
+        """The copies to begin now; none takes the slot of an expert that computed there in the call that was placed."""
+        computing = list[int]()
+        for key in placement.gpu:
+            slot = self.slot(key)
+            assert slot is not None, "placed before something else began"
             self._slots.pin(slot)
+            computing.append(slot)
         begun = [copy for key in placement.promote if (copy := self._begin(key))]
         for slot in computing:
             self._slots.unpin(slot)

@@ -93,6 +93,7 @@ class Tier:
 
     def close(self) -> None:
         """No thread of it runs from here on, and nothing is lent to it. It is not to be used again."""
+        self._last = None
         if self._uploads:
             self._uploads.close()
         if self._hot:
@@ -155,7 +156,7 @@ class Tier:
         return torch.from_numpy(is_cold[call.chosen])[..., None], outputs
 
     def _catch_up(self) -> None:
-        """Note the last call, while the device computes what came after it: only where its experts lie was urgent.
+        """Note the last call: only where its experts lie was urgent. A device that has mixers computes one now.
 
         What an interruption (Ctrl-C) left half done is forgotten with everything else: it starts cold.
         """

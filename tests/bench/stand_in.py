@@ -5,15 +5,11 @@ outputs, and copies of experts, which on a GPU a copy engine makes. The answers 
 experts lie in slots and ever less is copied.
 """
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for bench and support
 
 from mosaic.format.program import run_program
 from mosaic.runtime import Engine

@@ -107,6 +107,12 @@ class LateDevice(WatchedDevice):
             self._running.append(kernel)
             self._launched += 1
 
+    def mix(self, held):
+        """As a layer's mixer: a kernel that reads no slots; the caller does not wait."""
+        with self._lock:
+            self._running.append(Kernel(held, []))
+            self._launched += 1
+
     def fence(self):
         self.go_on()
         return Kernels(self, self._launched)

@@ -122,7 +122,7 @@ def choices(draw, popular, shared):
 @pytest.mark.parametrize("seed", range(6))
 def test_any_routing(seed):
     draw, uniform = random.Random(seed), torch.Generator().manual_seed(seed)
-    device, host, store = LateDevice(seed, pace=draw.randint(1, 3)), CpuOps(), Store(draw)
+    device, host, store = LateDevice(seed, pace=draw.randint(2, 4)), CpuOps(), Store(draw)
 
     def memory(item, count):
         empty = partial(device.memory.empty, item)
@@ -143,6 +143,7 @@ def test_any_routing(seed):
             wanted = host.experts(x, routing, Arriving(experts | {EXPERTS: shared.get(layer)}))
             also = host.swiglu(x, *vars(shared[layer]).values()) if shared else None
             mixing = mixings.from_host if draw.random() < 0.3 else mixings.from_device
+            device.mix(held)
             ctrl_c = InterruptAt(draw.randint(1, 2500), TRACED, opcodes=True) if draw.random() < 0.3 else nullcontext()
             try:
                 with ctrl_c:
@@ -159,3 +160,19 @@ def test_any_routing(seed):
     assert device.overwritten("expert slots") > 0
     assert (device.copies("streaming buffer") > 0) == (buffer is not None)
     assert sum(on_loan(loan) for loan, _ in store.lent) <= TOP_K
+
+
+def test_what_a_store_was_told_of_slots_ends_with_them():
+    device, store = LateDevice(0, pace=1), Store(SimpleNamespace(random=lambda: 0.5, randint=max))  # nothing is stopped
+    held = expert_slots(partial(device.memory.empty, "expert slots"), 6, HIDDEN, INNER, torch.bfloat16)
+    mixings = Tier(device, CpuOps(), PLACES, TierMemory(held, None), Costs(1, 1, 1))
+    routing, source = Routing(torch.tensor([[2, 5, 7]]), torch.ones(1, TOP_K)), LayerExperts(store, 0, EXPERTS, None)
+    views = []
+    store.observe = lambda layer, chosen, elsewhere=(): views.append(elsewhere)
+    store.wanted = {2, 5, 7}
+    while 5 not in [*views, ()][0]:
+        mixings.from_device(torch.ones(1, HIDDEN), routing, None, source)
+    assert 3 not in views[0]
+    mixings.retune(1, STREAMED)
+    assert 5 not in views[0]
+    mixings.close()
